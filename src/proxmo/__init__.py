@@ -1,0 +1,69 @@
+"""Proximal optimization for PyTorch: minimise f(x) + ψ(x), f seen through stochastic gradients, ψ through its prox.
+
+>>> import torch, proxmo
+>>> weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.1, 0.0]]))
+>>> optimizer = proxmo.ProxSGD([weight], lr=0.1, momentum=0.9, penalty=proxmo.GroupLInf(2.0, dim=0))
+>>> weight.sum().backward()
+>>> optimizer.step()
+>>> weight.data
+tensor([[ 0.9000, -1.9000],
+        [ 0.0000,  0.0000]])
+"""
+
+from proxmo import theory
+from proxmo.optim import ProxOptimizer, ProxSGD, Sparsity
+from proxmo.penalties import (
+    L0,
+    L1,
+    MCP,
+    SCAD,
+    Box,
+    Constraint,
+    ElasticNet,
+    GroupL2,
+    GroupLInf,
+    Huber,
+    L1Ball,
+    L2Ball,
+    LHalf,
+    LInfBall,
+    NonNegative,
+    Nuclear,
+    NuclearBall,
+    Penalty,
+    Rank,
+    Simplex,
+    SparseGroup,
+    SquaredL2,
+    TopK,
+)
+
+__all__ = [
+    "L0",
+    "L1",
+    "MCP",
+    "SCAD",
+    "Box",
+    "Constraint",
+    "ElasticNet",
+    "GroupL2",
+    "GroupLInf",
+    "Huber",
+    "L1Ball",
+    "L2Ball",
+    "LHalf",
+    "LInfBall",
+    "NonNegative",
+    "Nuclear",
+    "NuclearBall",
+    "Penalty",
+    "ProxOptimizer",
+    "ProxSGD",
+    "Rank",
+    "Simplex",
+    "SparseGroup",
+    "Sparsity",
+    "SquaredL2",
+    "TopK",
+    "theory",
+]

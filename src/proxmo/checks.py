@@ -1,0 +1,99 @@
+"""Argument checks.
+
+Each returns the value in plain form, or raises an error that names the argument, what it got and what it takes.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Dim = int | tuple[int, ...] | None
+"""The axes that index the groups of a tensor; ``None`` makes the whole tensor one group."""
+
+
+def number(name: str, value: Any, *, takes: str = "a number") -> float:
+    """Any real number but NaN, as a float."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be {takes}, got {value!r}")
+    result = float(value)
+    if math.isnan(result):
+        raise ValueError(f"{name} must be {takes}, got {value!r}")
+    return result
+
+
+def nonnegative(name: str, value: Any) -> float:
+    """A finite float ≥ 0."""
+    takes = "a finite number >= 0"
+    result = number(name, value, takes=takes)
+    if not 0 <= result < math.inf:
+        raise ValueError(f"{name} must be {takes}, got {value!r}")
+    return result
+
+
+def more_than(bound: float, name: str, value: Any) -> float:
+    """A finite float > ``bound``."""
+    takes = f"a finite number > {bound:g}"
+    result = number(name, value, takes=takes)
+    if not bound < result < math.inf:
+        raise ValueError(f"{name} must be {takes}, got {value!r}")
+    return result
+
+
+def count(name: str, value: Any) -> int:
+    """An integer ≥ 0."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an integer >= 0, got {value!r}")
+    if value < 0:
+        raise ValueError(f"{name} must be an integer >= 0, got {value!r}")
+    return int(value)
+
+
+def dim(name: str, value: Any) -> Dim:
+    """``None``, an axis, or a sequence of axes without repetition, as a tuple."""
+    takes = "an axis, a tuple of distinct axes or None"
+    if value is None:
+        return None
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    if not isinstance(value, (tuple, list)) or not all(
+        isinstance(axis, Integral) and not isinstance(axis, bool) for axis in value
+    ):
+        raise TypeError(f"{name} must be {takes}, got {value!r}")
+    if len(set(value)) < len(value):
+        raise ValueError(f"{name} must be {takes}, got {value!r}")
+    return tuple(int(axis) for axis in value)
+
+
+def floating(name: str, value: Any) -> Tensor:
+    """A strided tensor of real floating-point numbers."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if not value.is_floating_point() or value.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense floating-point tensor, got {value.dtype} with layout {value.layout}")
+    return value
+
+
+def step(name: str, value: Any) -> float | Tensor:
+    """A finite step size ≥ 0: a number, or a tensor of one element, which becomes 0-d."""
+    if not isinstance(value, Tensor):
+        return nonnegative(name, value)
+    if value.numel() != 1 or value.is_complex():
+        raise ValueError(f"{name} must be a number or a real tensor of one element, got shape {tuple(value.shape)}")
+    if not torch.compiler.is_compiling():
+        nonnegative(name, value.item())
+    return value.reshape(())
+
+
+def same_as(name: str, value: Tensor | None, model: Tensor) -> None:
+    """A tensor with the shape, dtype and device of ``model``, or ``None``."""
+    if value is None:
+        return
+    expected = (tuple(model.shape), model.dtype, model.device)
+    got = (tuple(value.shape), value.dtype, value.device)
+    if got != expected:
+        raise ValueError(f"{name} must match x in shape, dtype and device, {expected}, got {got}")

@@ -1,0 +1,218 @@
+"""The step that all methods share: x ← prox_{lr·ψ}(x − lr·direction).
+
+A method is a subclass that says what the direction is; parameter groups, penalties, checkpoints, schedulers and
+precision are handled here, once. Everything is an ordinary `torch.optim.Optimizer`, so whatever works with those works
+with these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, overload
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from proxmo import checks
+from proxmo.penalties.base import Penalty, widen
+
+Group: TypeAlias = dict[str, Any]
+
+
+class Sparsity(NamedTuple):
+    """How much of a parameter group is exactly zero."""
+
+    zeros: float
+    """The share of elements that are zero."""
+    groups: float | None
+    """The share of the penalty's groups that are entirely zero; ``None`` if the penalty has no groups."""
+
+
+class ProxOptimizer(Optimizer):
+    """The base class of all methods: ``step`` moves each parameter to prox_{lr·ψ}(x − lr·direction).
+
+    Subclasses write ``_directions``; those with options of their own extend ``_check_options``.
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for every torch optimizer.
+        defaults: default options of a parameter group; ``lr``, ``penalty``, ``maximize`` and ``foreach`` among them.
+
+    >>> import torch, proxmo
+    >>> isinstance(proxmo.ProxSGD([torch.zeros(2)]), proxmo.ProxOptimizer)
+    True
+    """
+
+    def __init__(self, params: ParamsT, defaults: Group) -> None:
+        super().__init__(params, defaults)
+
+    @abstractmethod
+    def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
+        """The direction for each of ``params``, which all have a gradient; not to be changed by the caller."""
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step; parameters without a gradient are left alone.
+
+        Args:
+            closure: reevaluates the model, calls ``backward`` and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not torch.compiler.is_compiling():
+            self._check_step()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                _proximal_step(params, self._directions(group, params), group)
+        return loss
+
+    @torch.no_grad()
+    def penalty_value(self) -> Tensor:
+        """ψ at the current point, the sum over all parameters, as a 0-d tensor; +inf outside a constraint.
+
+        >>> import torch, proxmo
+        >>> proxmo.ProxSGD([torch.tensor([1.0, -2.0])], penalty=proxmo.L1(0.5)).penalty_value()
+        tensor(1.5000)
+        """
+        total = torch.zeros(())
+        for group in self.param_groups:
+            if group["penalty"] is not None:
+                for p in group["params"]:
+                    total = total + group["penalty"].value(p).to(total.device)
+        return total
+
+    @torch.no_grad()
+    def sparsity(self) -> list[Sparsity]:
+        """For each parameter group the share of exact zeros, and of groups of its penalty that are entirely zero.
+
+        >>> import torch, proxmo
+        >>> weight = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
+        >>> proxmo.ProxSGD([weight], penalty=proxmo.GroupL2(0.1)).sparsity()
+        [Sparsity(zeros=0.75, groups=0.5)]
+        """
+        return [_sparsity(group["params"], group["penalty"]) for group in self.param_groups]
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a parameter group, as for every torch optimizer; refused if its options or penalty do not fit."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            checks.step("lr", group["lr"])
+            self._check_options(group)
+            for p in group["params"]:
+                if group["penalty"] is not None and not is_lazy(p):
+                    group["penalty"].check(p)
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain data: a penalty is written as its class name and fields."""
+        state = super().state_dict()
+        for group in state["param_groups"]:
+            if isinstance(group["penalty"], Penalty):
+                group["penalty"] = {"class": type(group["penalty"]).__name__, **dataclasses.asdict(group["penalty"])}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Called by unpickling, with live penalties, and at the end of `load_state_dict`, with plain ones that update
+        # those of the present groups. The plain ones are all checked before anything is changed.
+        updates: dict[int, tuple[Penalty, Penalty]] = {}
+        for live, loaded in zip(self.__dict__.get("param_groups", []), state["param_groups"], strict=False):
+            penalty = live["penalty"]
+            if penalty is not None:
+                update = _restore(penalty, loaded["penalty"])
+                if updates.setdefault(id(penalty), (penalty, update))[1] != update:
+                    raise ValueError(f"{penalty} is shared by parameter groups whose loaded penalties differ")
+            elif loaded["penalty"] is not None:
+                raise ValueError(f"cannot load {loaded['penalty']} into a parameter group without a penalty")
+            loaded["penalty"] = penalty
+        super().__setstate__(state)
+        for penalty, update in updates.values():
+            vars(penalty).update(vars(update))
+
+    def _check_step(self) -> None:
+        """Raise before anything is changed if an option or a gradient is not fit for a step."""
+        for group in self.param_groups:
+            if not isinstance(group["lr"], Tensor):  # reading a tensor would wait for its device
+                checks.nonnegative("lr", group["lr"])
+            self._check_options(group)
+            for p in group["params"]:
+                if p.grad is not None and (p.grad.layout != torch.strided or p.grad.is_complex()):
+                    kind = "complex" if p.grad.is_complex() else "sparse"
+                    raise RuntimeError(f"{type(self).__name__} does not support {kind} gradients")
+
+    def _check_options(self, group: Group) -> None:
+        penalty = group["penalty"]
+        if penalty is not None and not isinstance(penalty, Penalty):
+            raise TypeError(f"penalty must be a proxmo.Penalty or None, got {penalty!r}")
+
+
+def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
+    """Whether to hand whole lists to torch's foreach kernels: by default for ordinary tensors, not for subclasses."""
+    return all(type(t) in (Tensor, Parameter) for t in tensors) if choice is None else choice
+
+
+def _proximal_step(params: list[Tensor], directions: list[Tensor], group: Group) -> None:
+    lr, penalty = group["lr"], group["penalty"]
+    lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
+    sign = 1 if group["maximize"] else -1
+    if penalty is None:
+        _add_scaled(params, directions, lr, sign, group["foreach"])
+        return
+    # half precision rounds once, after the prox: two small moves may each be lost where their sum is not
+    points = [widen(p) for p in params]
+    _add_scaled(points, [widen(d) for d in directions], lr, sign, group["foreach"])
+    for param, point in zip(params, points, strict=True):
+        penalty.apply(point, lr, out=point)
+        if point is not param:
+            param.copy_(point)
+
+
+def _add_scaled(
+    params: list[Tensor], directions: list[Tensor], lr: float | Tensor, sign: int, foreach: bool | None
+) -> None:
+    """params += sign·lr·directions."""
+    if isinstance(lr, Tensor):
+        for param, direction in zip(params, directions, strict=True):
+            param.addcmul_(direction, lr.to(param.device), value=sign)
+    elif use_foreach(foreach, params):
+        torch._foreach_add_(params, directions, alpha=sign * lr)
+    else:
+        for param, direction in zip(params, directions, strict=True):
+            param.add_(direction, alpha=sign * lr)
+
+
+def _restore(penalty: Penalty, saved: Any) -> Penalty:
+    """A penalty of the class of ``penalty`` with the saved fields, or an error that says why there is none."""
+    name = type(penalty).__name__
+    if not isinstance(saved, dict) or saved.get("class") != name:
+        got = saved.get("class") if isinstance(saved, dict) else saved
+        raise ValueError(f"cannot load a checkpoint made with penalty {got} into an optimizer with penalty {name}")
+    fields = {key: value for key, value in saved.items() if key != "class"}
+    try:
+        return type(penalty)(**fields)
+    except TypeError as error:
+        raise ValueError(f"cannot load penalty {name} from the fields {fields}: {error}") from error
+
+
+def _sparsity(params: list[Tensor], penalty: Penalty | None) -> Sparsity:
+    zeros = sum(int((p == 0).sum()) for p in params)
+    elements = sum(p.numel() for p in params)
+    counts = [counted for p in params if penalty is not None and (counted := penalty.zero_groups(p)) is not None]
+    groups = sum(total for _, total in counts)
+    return Sparsity(zeros / max(elements, 1), sum(zero for zero, _ in counts) / groups if groups else None)

@@ -1,0 +1,179 @@
+"""The contract of a penalty: a value, a prox, and two claims about its shape.
+
+A penalty is a small mutable dataclass of plain fields. Its subclasses write two hooks, `_value` and `_prox`, which see
+float32 or float64 tensors with at least one element and a step > 0; everything that all penalties share (checks, half
+precision, `out=`, a step of zero, empty tensors) is done here, once:
+
+>>> from dataclasses import dataclass
+>>> import torch
+>>> from proxmo import Penalty
+>>> @dataclass
+... class Anchor(Penalty):  # ψ(x) = s/2·Σ(x − c)²
+...     strength: float
+...     center: float
+...     convex = separable = True
+...     def _value(self, x):
+...         return self.strength / 2 * (x - self.center).square().sum()
+...     def _prox(self, x, step, out):
+...         t = step * self.strength
+...         return torch.div(x + t * self.center, 1 + t, out=out)
+>>> Anchor(1.0, center=1.0).prox(torch.tensor([0.0, 3.0]), step=1.0)
+tensor([0.5000, 2.0000])
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, get_type_hints
+
+import torch
+from torch import Tensor
+
+from proxmo import checks
+from proxmo.penalties.axes import as_groups, indexing_axes
+
+AnyFloat = Annotated[float, checks.number]
+NonNegativeFloat = Annotated[float, checks.nonnegative]
+PositiveFloat = Annotated[float, partial(checks.more_than, 0)]
+FloatAboveOne = Annotated[float, partial(checks.more_than, 1)]
+Count = Annotated[int, checks.count]
+Dim = Annotated[checks.Dim, checks.dim]
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+@functools.cache
+def _field_checks(penalty_class: type[Penalty]) -> dict[str, Callable[[str, Any], Any]]:
+    hints = get_type_hints(penalty_class, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+def widen(x: Tensor) -> Tensor:
+    """``x`` in a dtype fit to compute in: float32 at least."""
+    return x.float() if x.dtype in _NARROW else x
+
+
+@dataclass
+class Penalty(ABC):
+    """A function ψ known through its value and its prox, the base class of all penalties and constraints.
+
+    Subclasses are dataclasses of plain fields with the hooks ``_value(x)`` and ``_prox(x, step, out)``; annotate a
+    field with one of the types of this module and it is checked whenever it is set.
+    """
+
+    convex: ClassVar[bool]
+    """Whether ψ is convex; then its prox is single-valued and firmly non-expansive."""
+    separable: ClassVar[bool]
+    """Whether ψ is a sum over elements; then its prox acts on each element alone."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check = _field_checks(type(self)).get(name)
+        super().__setattr__(name, value if check is None else check(f"{type(self).__name__}: {name}", value))
+
+    def value(self, x: Tensor) -> Tensor:
+        """ψ(x) as a 0-d tensor, differentiable where ψ is; an empty tensor has value 0.
+
+        >>> import torch, proxmo
+        >>> proxmo.L1(2.0).value(torch.tensor([1.0, -3.0]))
+        tensor(8.)
+        """
+        self.check(checks.floating("x", x))
+        work = widen(x)
+        return self._value(work) if x.numel() else work.new_zeros(())
+
+    @torch.no_grad()
+    def prox(self, x: Tensor, step: float | Tensor, *, out: Tensor | None = None) -> Tensor:
+        """The minimiser of ψ(u) + ‖u − x‖² / (2·step) over u, a global one where ψ is not convex.
+
+        Computed in float32 at least and returned in the dtype of ``x``, outside autograd. ``step = 0`` gives ``x``
+        itself, for constraints too. ``out`` may be ``x``.
+
+        >>> import torch, proxmo
+        >>> proxmo.L1(2.0).prox(torch.tensor([1.5, -3.0]), step=0.5)
+        tensor([ 0.5000, -2.0000])
+        """
+        checks.floating("x", x)
+        checks.same_as("out", out, x)
+        return self.apply(x, checks.step("step", step), out)
+
+    def apply(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        """`prox` for callers that have checked their step; a tensor is never read, so nothing waits for a device."""
+        self.check(x)
+        if x.numel() == 0 or (not isinstance(step, Tensor) and step == 0):
+            return x.clone() if out is None else out.copy_(x)
+        work = widen(x)
+        if isinstance(step, Tensor):
+            step = step.to(work.dtype)  # two 0-d tensors of different dtype would promote each other
+            result = torch.where(step == 0, work, self._prox(work, step, None))
+        else:
+            result = self._prox(work, step, out if work is x else None)
+        if out is None:
+            return result.to(x.dtype)
+        return out if result is out else out.copy_(result)
+
+    def check(self, x: Tensor) -> None:  # noqa: B027  most penalties fit every tensor
+        """Raise a ``ValueError`` if this penalty does not fit the shape of ``x``."""
+
+    def zero_groups(self, x: Tensor) -> tuple[int, int] | None:
+        """How many groups of ``x`` are entirely zero, and how many there are; ``None`` for a penalty without groups."""
+        return None
+
+    def _value(self, x: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must define _value")
+
+    @abstractmethod
+    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        """Write the result to ``out`` if given (it may be ``x``), else to a new tensor; return it."""
+
+
+class WithDim(Penalty):
+    """A penalty whose field ``dim`` names axes, which a tensor must have."""
+
+    dim: Dim
+
+    def check(self, x: Tensor) -> None:
+        indexing_axes(x, self.dim)
+
+
+class Grouped(WithDim):
+    """A penalty whose ``dim`` names the axes that index its groups; with ``None`` the whole tensor is one."""
+
+    def zero_groups(self, x: Tensor) -> tuple[int, int] | None:
+        if self.dim is None:
+            return None
+        view, axes = as_groups(x, self.dim)
+        zero = (view == 0).all(dim=axes)
+        return int(zero.sum()), zero.numel()
+
+
+class Constraint(Penalty):
+    """The indicator of a set: value 0 inside and +inf outside, so that the prox is the projection, whatever the step.
+
+    A point counts as inside when it violates the constraint by rounding only, so that a projected point always is.
+    Subclasses write ``_inside(x, slack)``, with ``slack`` the relative violation that rounding explains, and
+    ``_project(x, out)``.
+    """
+
+    def value(self, x: Tensor) -> Tensor:
+        self.check(checks.floating("x", x))
+        work = widen(x)
+        if x.numel() == 0:
+            return work.new_zeros(())
+        # one rounding to the dtype of x, and a few in sums in the dtype of the computation
+        slack = torch.finfo(x.dtype).eps + 16 * torch.finfo(work.dtype).eps
+        return torch.where(self._inside(work, slack), 0.0, math.inf).to(work.dtype)
+
+    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        return self._project(x, out)
+
+    @abstractmethod
+    def _inside(self, x: Tensor, slack: float) -> Tensor:
+        """A 0-d bool tensor; false when ``x`` has a NaN."""
+
+    @abstractmethod
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor: ...

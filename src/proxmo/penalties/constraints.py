@@ -1,0 +1,229 @@
+"""Constraints: sets that the prox projects onto.
+
+The balls, the simplex and TopK take the whole tensor as one vector, or with `dim` each group as one: everything that
+shares its index along those axes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from proxmo import checks
+from proxmo.penalties.axes import as_groups, as_matrix, from_matrix
+from proxmo.penalties.base import AnyFloat, Constraint, Count, Dim, Grouped, NonNegativeFloat
+from proxmo.penalties.groups import group_norms
+from proxmo.penalties.thresholds import fit, project_simplex
+
+
+def _clamp(x: Tensor, low: float, high: float, out: Tensor | None) -> Tensor:
+    low, high = (bound if math.isinf(bound) else fit(bound, x.dtype) for bound in (low, high))
+    return torch.clamp(x, low, high, out=out)
+
+
+def _within(x: Tensor, low: float, high: float, slack: float) -> Tensor:
+    return ((x >= low - slack * abs(low)) & (x <= high + slack * abs(high))).all()
+
+
+@dataclass
+class Box(Constraint):
+    """low ≤ x ≤ high for each element.
+
+    prox: clamp x to [low, high].
+
+    Args:
+        low: the lower bound, -inf for none.
+        high: the upper bound, inf for none; not below ``low``.
+
+    >>> Box(-1.0, 1.0).prox(torch.tensor([-3.0, 0.5]), step=1.0)
+    tensor([-1.0000,  0.5000])
+    """
+
+    low: AnyFloat
+    high: AnyFloat
+    convex: ClassVar[bool] = True
+    separable: ClassVar[bool] = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        value = checks.number(f"Box: {name}", value)
+        bounds = {"low": -math.inf, "high": math.inf, **vars(self), name: value}
+        # no number lies between two bounds at the same infinity
+        if bounds["low"] > bounds["high"] or bounds["low"] == math.inf or bounds["high"] == -math.inf:
+            raise ValueError(f"Box: low must not exceed high, got low={bounds['low']!r} and high={bounds['high']!r}")
+        super().__setattr__(name, value)
+
+    def _inside(self, x: Tensor, slack: float) -> Tensor:
+        return _within(x, self.low, self.high, slack)
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        return _clamp(x, self.low, self.high, out)
+
+
+@dataclass
+class NonNegative(Constraint):
+    """x ≥ 0 for each element.
+
+    prox: max(x, 0).
+
+    >>> NonNegative().prox(torch.tensor([-3.0, 0.5]), step=1.0)
+    tensor([0.0000, 0.5000])
+    """
+
+    convex: ClassVar[bool] = True
+    separable: ClassVar[bool] = True
+
+    def _inside(self, x: Tensor, slack: float) -> Tensor:
+        return (x >= 0).all()
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        return torch.clamp(x, min=0, out=out)
+
+
+@dataclass
+class L1Ball(Grouped, Constraint):
+    """Σ|x| ≤ radius: a budget that makes elements exactly zero.
+
+    prox: sign(x)·max(|x| − τ, 0) with the τ that meets the budget; x itself inside the ball.
+
+    Args:
+        radius: the budget, ≥ 0.
+        dim: the axes that index the groups; ``None`` for the whole tensor.
+
+    >>> L1Ball(1.0).prox(torch.tensor([2.0, -1.5, 0.1]), step=1.0)
+    tensor([ 0.7500, -0.2500,  0.0000])
+    """
+
+    radius: NonNegativeFloat
+    dim: Dim = None
+    convex: ClassVar[bool] = True
+    separable: ClassVar[bool] = False
+
+    def _inside(self, x: Tensor, slack: float) -> Tensor:
+        view, axes = as_groups(x, self.dim)
+        return (view.abs().sum(axes) <= self.radius * (1 + slack)).all()
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        view, axes = as_groups(x, self.dim)
+        magnitudes = view.abs()
+        inside = magnitudes.sum(axes, keepdim=True) <= self.radius
+        nearest = project_simplex(magnitudes, self.radius, axes).copysign_(view)
+        return torch.where(inside.squeeze(-1), x, nearest.squeeze(-1), out=out)
+
+
+@dataclass
+class L2Ball(Grouped, Constraint):
+    """‖x‖₂ ≤ radius: max-norm regularization, or a bound on each neuron.
+
+    prox: x·min(1, radius/‖x‖₂).
+
+    Args:
+        radius: the largest norm allowed, ≥ 0.
+        dim: the axes that index the groups; ``None`` for the whole tensor.
+
+    >>> L2Ball(1.0).prox(torch.tensor([3.0, 4.0]), step=1.0)
+    tensor([0.6000, 0.8000])
+    """
+
+    radius: NonNegativeFloat
+    dim: Dim = None
+    convex: ClassVar[bool] = True
+    separable: ClassVar[bool] = False
+
+    def _inside(self, x: Tensor, slack: float) -> Tensor:
+        return (group_norms(*as_groups(x, self.dim)) <= self.radius * (1 + slack)).all()
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        norms = group_norms(*as_groups(x, self.dim))
+        gain = torch.where(norms <= self.radius, 1.0, self.radius / norms)
+        return torch.mul(x, gain.squeeze(-1), out=out)
+
+
+@dataclass
+class LInfBall(Grouped, Constraint):
+    """max|x| ≤ radius: bounded weights.
+
+    prox: clamp x to [−radius, radius].
+
+    Args:
+        radius: the largest magnitude allowed, ≥ 0.
+        dim: the axes that index the groups, as for the other balls; here every choice gives the same set.
+
+    >>> LInfBall(1.0).prox(torch.tensor([-3.0, 0.5]), step=1.0)
+    tensor([-1.0000,  0.5000])
+    """
+
+    radius: NonNegativeFloat
+    dim: Dim = None
+    convex: ClassVar[bool] = True
+    separable: ClassVar[bool] = True
+
+    def _inside(self, x: Tensor, slack: float) -> Tensor:
+        return _within(x, -self.radius, self.radius, slack)
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        return _clamp(x, -self.radius, self.radius, out)
+
+
+@dataclass
+class Simplex(Grouped, Constraint):
+    """x ≥ 0 and Σx = radius: probabilities, mixing weights.
+
+    prox: max(x − τ, 0) with the τ that makes the sum right.
+
+    Args:
+        radius: the sum, ≥ 0.
+        dim: the axes that index the groups; ``None`` for the whole tensor.
+
+    >>> Simplex().prox(torch.tensor([0.7, 0.5, -1.0]), step=1.0)
+    tensor([0.6000, 0.4000, 0.0000])
+    """
+
+    radius: NonNegativeFloat = 1.0
+    dim: Dim = None
+    convex: ClassVar[bool] = True
+    separable: ClassVar[bool] = False
+
+    def _inside(self, x: Tensor, slack: float) -> Tensor:
+        view, axes = as_groups(x, self.dim)
+        return (x >= 0).all() & ((view.sum(axes) - self.radius).abs() <= slack * self.radius).all()
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        view, axes = as_groups(x, self.dim)
+        result = project_simplex(view, self.radius, axes).squeeze(-1)
+        return result if out is None else out.copy_(result)
+
+
+@dataclass
+class TopK(Grouped, Constraint):
+    """At most k non-zeros: a sparsity that is chosen, not tuned.
+
+    prox: keep the k elements of largest magnitude, set the others to zero; of equal ones any may stay.
+
+    Args:
+        k: how many elements may be non-zero, ≥ 0.
+        dim: the axes that index the groups; ``None`` for the whole tensor.
+
+    >>> TopK(1, dim=0).prox(torch.tensor([[3.0, -4.0], [2.0, 1.0]]), step=1.0)
+    tensor([[ 0., -4.],
+            [ 2.,  0.]])
+    """
+
+    k: Count
+    dim: Dim = None
+    convex: ClassVar[bool] = False
+    separable: ClassVar[bool] = False
+
+    def _inside(self, x: Tensor, slack: float) -> Tensor:
+        view, axes = as_groups(x, self.dim)
+        return ((view != 0).sum(axes) <= self.k).all() & ~x.isnan().any()
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        rows = as_matrix(x, self.dim)
+        largest = rows.abs().topk(min(self.k, rows.shape[1]), dim=1).indices
+        dropped = torch.ones_like(rows, dtype=torch.bool).scatter_(1, largest, False)
+        dropped &= ~rows.isnan()  # a NaN shows, even where it is not among the largest
+        return torch.where(from_matrix(dropped, x, self.dim), x.new_zeros(()), x, out=out)

@@ -1,0 +1,157 @@
+"""Penalties on the singular values of a tensor read as a matrix.
+
+The axes in `dim` are the rows and all others the columns, so a conv kernel with `dim=0` is the matrix of its output
+channels. Each prox keeps the singular vectors and scales the singular values σ by gains in [0, 1]. An entry that is not
+finite makes the whole matrix NaN, since every singular value depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proxmo.penalties.axes import as_matrix, from_matrix
+from proxmo.penalties.base import Constraint, Count, Dim, NonNegativeFloat, WithDim
+from proxmo.penalties.thresholds import project_simplex
+
+
+def _finite_or_zero(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix that LAPACK accepts, and whether it is the given one."""
+    finite = matrix.isfinite().all()
+    return torch.where(finite, matrix, 0.0), finite
+
+
+def singular_values(x: Tensor, dim: Dim) -> Tensor:
+    """The singular values in decreasing order, in float64."""
+    matrix, finite = _finite_or_zero(as_matrix(x, dim))
+    return torch.where(finite, torch.linalg.svdvals(matrix.double()), torch.nan)
+
+
+def scale_singular_values(x: Tensor, dim: Dim, gains: Callable[[Tensor], Tensor], out: Tensor | None) -> Tensor:
+    """U diag(gains(σ)·σ) Vᵀ for ``x`` = U diag(σ) Vᵀ; where all gains are 1 that is ``x`` to the last bit."""
+    matrix, finite = _finite_or_zero(as_matrix(x, dim))
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
+    left, sigma = _left_factors(wide)
+    gain = gains(sigma)
+    # U diag(gain) Uᵀ X needs only the smaller side's vectors, and a gain of 0 leaves exactly nothing
+    scaled = left @ (gain.unsqueeze(-1) * (left.mT @ wide.to(left.dtype)))
+    scaled = torch.where((gain == 1).all(), wide.to(left.dtype), scaled)
+    scaled = scaled if wide is matrix else scaled.mT
+    result = from_matrix(torch.where(finite, scaled, torch.nan), x, dim)
+    return result.to(x.dtype) if out is None else out.copy_(result)
+
+
+def _left_factors(wide: Tensor) -> tuple[Tensor, Tensor]:
+    """Left singular vectors and decreasing singular values of a matrix with no more rows than columns.
+
+    float32 goes through the Gram matrix in float64: faster than an SVD, and right to 1e-8 of the largest singular
+    value, where a float32 Gram matrix would lose half of the digits. float64 needs the SVD.
+    """
+    if wide.dtype == torch.float64:
+        left, sigma, _ = torch.linalg.svd(wide, full_matrices=False)
+        return left, sigma
+    wide = wide.double()
+    squares, left = torch.linalg.eigh(wide @ wide.mT)
+    return left.flip(-1), squares.flip(-1).clamp(min=0).sqrt()
+
+
+@dataclass
+class Nuclear(WithDim):
+    """s·Σσ (nuclear norm): the convex way to low rank.
+
+    prox: σ ← max(σ − t, 0), t = step·s.
+
+    Args:
+        strength: s ≥ 0.
+        dim: the axes that are the rows of the matrix.
+
+    >>> Nuclear(1.0).prox(torch.tensor([[3.0, 0.0], [0.0, 0.5]]), step=1.0)
+    tensor([[2., 0.],
+            [0., 0.]])
+    """
+
+    strength: NonNegativeFloat
+    dim: Dim = 0
+    convex: ClassVar[bool] = True
+    separable: ClassVar[bool] = False
+
+    def _value(self, x: Tensor) -> Tensor:
+        return (self.strength * singular_values(x, self.dim).sum()).to(x.dtype)
+
+    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        threshold = step * self.strength
+
+        def gains(sigma: Tensor) -> Tensor:
+            return torch.where(sigma <= threshold, 0.0, (sigma - threshold) / sigma)
+
+        return scale_singular_values(x, self.dim, gains, out)
+
+
+@dataclass
+class Rank(WithDim, Constraint):
+    """The matrices of at most the given rank.
+
+    prox: keep the largest singular values, drop the others (Eckart and Young).
+
+    Args:
+        rank: the largest rank allowed, ≥ 0.
+        dim: the axes that are the rows of the matrix.
+
+    >>> Rank(1).prox(torch.tensor([[3.0, 0.0], [0.0, 0.5]]), step=1.0)
+    tensor([[3., 0.],
+            [0., 0.]])
+    """
+
+    rank: Count
+    dim: Dim = 0
+    convex: ClassVar[bool] = False
+    separable: ClassVar[bool] = False
+
+    def _inside(self, x: Tensor, slack: float) -> Tensor:
+        sigma = singular_values(x, self.dim)
+        return (sigma[self.rank :] <= slack * max(as_matrix(x, self.dim).shape) * sigma[0]).all()
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        def gains(sigma: Tensor) -> Tensor:
+            return (torch.arange(len(sigma), device=sigma.device) < self.rank).to(sigma.dtype)
+
+        return scale_singular_values(x, self.dim, gains, out)
+
+
+@dataclass
+class NuclearBall(WithDim, Constraint):
+    """The matrices with Σσ ≤ radius: low rank as a constraint.
+
+    prox: project the singular values onto the ℓ1 ball.
+
+    Args:
+        radius: the largest nuclear norm allowed, ≥ 0.
+        dim: the axes that are the rows of the matrix.
+
+    >>> NuclearBall(2.0).prox(torch.tensor([[3.0, 0.0], [0.0, 0.5]]), step=1.0)
+    tensor([[2., 0.],
+            [0., 0.]])
+    """
+
+    radius: NonNegativeFloat
+    dim: Dim = 0
+    convex: ClassVar[bool] = True
+    separable: ClassVar[bool] = False
+
+    def _inside(self, x: Tensor, slack: float) -> Tensor:
+        sigma = singular_values(x, self.dim)
+        # rounding each entry can raise every singular value
+        return sigma.sum() <= self.radius * (1 + slack * sqrt(len(sigma)))
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        def gains(sigma: Tensor) -> Tensor:
+            kept = project_simplex(sigma, self.radius, (0,))
+            kept = torch.where(sigma.sum() <= self.radius, sigma, kept)
+            return torch.where(kept == sigma, 1.0, kept / sigma)
+
+        return scale_singular_values(x, self.dim, gains, out)

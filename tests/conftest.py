@@ -1,0 +1,12 @@
+"""Settings that all tests share."""
+
+import hypothesis
+import matplotlib
+import torch
+
+matplotlib.use("Agg")
+torch.set_num_threads(1)  # pytest-xdist runs one process per core
+
+# The same examples on every run: a failure can be repeated, and the suite passes or fails for a reason.
+hypothesis.settings.register_profile("proxmo", derandomize=True, deadline=None, max_examples=50)
+hypothesis.settings.load_profile("proxmo")

@@ -1,0 +1,218 @@
+"""The table of cases: every penalty, with the scaling law of its fields and its reference.
+
+A new penalty is one row here, and all tests of this folder run on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import proxmo
+from penalties import references as ref
+from proxmo import Penalty
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    make: Callable[[float], Penalty]
+    """The penalty for entries of the given scale: prox of make(c) at c·x is c times that of make(1) at x."""
+    value: Callable[[Any, Any], float]
+    prox: Callable[[Any, Any, float], Any]
+    axes: int = 0
+    """How many axes a tensor must have."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ROWS: list[tuple[Callable[[float], Penalty], Any, Any, int]] = [
+    (lambda c: proxmo.L1(0.7 * c), ref.total(ref.l1_value), ref.elementwise(ref.l1_value, ref.l1_points), 0),
+    (
+        lambda c: proxmo.SquaredL2(0.7),
+        ref.total(ref.squared_value),
+        ref.elementwise(ref.squared_value, ref.squared_points),
+        0,
+    ),
+    (
+        lambda c: proxmo.ElasticNet(0.5 * c, 0.7),
+        ref.total(ref.elastic_value),
+        ref.elementwise(ref.elastic_value, ref.elastic_points),
+        0,
+    ),
+    (
+        lambda c: proxmo.Huber(0.7, 0.6 * c),
+        ref.total(ref.huber_value),
+        ref.elementwise(ref.huber_value, ref.huber_points),
+        0,
+    ),
+    (lambda c: proxmo.L0(0.7 * c * c), ref.total(ref.l0_value), ref.elementwise(ref.l0_value, ref.l0_points), 0),
+    (
+        lambda c: proxmo.MCP(0.7 * c, 1.5),
+        ref.total(ref.mcp_value),
+        ref.elementwise(ref.mcp_value, ref.mcp_points),
+        0,
+    ),
+    (
+        lambda c: proxmo.SCAD(0.6 * c),
+        ref.total(ref.scad_value),
+        ref.elementwise(ref.scad_value, ref.scad_points),
+        0,
+    ),
+    (
+        lambda c: proxmo.SCAD(0.6 * c, 1.8),
+        ref.total(ref.scad_value),
+        ref.elementwise(ref.scad_value, ref.scad_points),
+        0,
+    ),
+    (
+        lambda c: proxmo.LHalf(0.7 * c**1.5),
+        ref.total(ref.lhalf_value),
+        ref.elementwise(ref.lhalf_value, ref.lhalf_points),
+        0,
+    ),
+    *(
+        (
+            lambda c, dim=dim: proxmo.GroupL2(0.9 * c, dim=dim),
+            ref.group_total(lambda p, g: p.strength * math.hypot(*g)),
+            ref.by_group(lambda p, g, t: ref.shrink(g, t * p.strength)),
+            axes,
+        )
+        for dim, axes in [(0, 1), (-1, 1), ((0, 2), 3), ((), 0)]
+    ),
+    *(
+        (
+            lambda c, dim=dim: proxmo.GroupLInf(0.9 * c, dim=dim),
+            ref.group_total(lambda p, g: p.strength * np.abs(g).max()),
+            ref.by_group(lambda p, g, t: g - ref.l1_ball(g, t * p.strength)),
+            axes,
+        )
+        for dim, axes in [(0, 1), (1, 2), ((2, 0), 3)]
+    ),
+    (
+        lambda c: proxmo.SparseGroup(0.4 * c, 0.6 * c),
+        ref.group_total(lambda p, g: p.l1 * np.abs(g).sum() + p.group * math.hypot(*g)),
+        ref.by_group(lambda p, g, t: ref.shrink(ref.soft(g, t * p.l1), t * p.group)),
+        1,
+    ),
+    *(
+        (
+            lambda c, dim=dim: proxmo.Nuclear(0.9 * c, dim=dim),
+            ref.nuclear_value,
+            ref.spectral(lambda p, sigma, t: np.maximum(sigma - t * p.strength, 0)),
+            axes,
+        )
+        for dim, axes in [(0, 1), (1, 2), ((0, 2), 3)]
+    ),
+    (
+        lambda c: proxmo.Rank(1),
+        ref.indicator,
+        ref.spectral(lambda p, sigma, t: np.where(np.arange(len(sigma)) < p.rank, sigma, 0)),
+        1,
+    ),
+    (
+        lambda c: proxmo.NuclearBall(1.5 * c),
+        ref.indicator,
+        ref.spectral(lambda p, sigma, t: ref.l1_ball(sigma, p.radius)),
+        1,
+    ),
+    (
+        lambda c: proxmo.Box(-0.5 * c, 0.8 * c),
+        ref.indicator,
+        lambda p, x, t: np.minimum(np.maximum(x, p.low), p.high),
+        0,
+    ),
+    (lambda c: proxmo.NonNegative(), ref.indicator, lambda p, x, t: np.maximum(x, 0), 0),
+    *(
+        (
+            lambda c, dim=dim: proxmo.L1Ball(1.5 * c, dim=dim),
+            ref.indicator,
+            ref.by_group(lambda p, g, t: ref.l1_ball(g, p.radius)),
+            axes,
+        )
+        for dim, axes in [(None, 0), (0, 1), ((1, 2), 3)]
+    ),
+    *(
+        (
+            lambda c, dim=dim: proxmo.L2Ball(0.9 * c, dim=dim),
+            ref.indicator,
+            ref.by_group(lambda p, g, t: g - ref.shrink(g, p.radius)),
+            axes,
+        )
+        for dim, axes in [(None, 0), (1, 2)]
+    ),
+    (
+        lambda c: proxmo.LInfBall(0.6 * c),
+        ref.indicator,
+        lambda p, x, t: np.sign(x) * np.minimum(np.abs(x), p.radius),
+        0,
+    ),
+    *(
+        (
+            lambda c, dim=dim: proxmo.Simplex(1.2 * c, dim=dim),
+            ref.indicator,
+            ref.by_group(lambda p, g, t: ref.simplex(g, p.radius)),
+            axes,
+        )
+        for dim, axes in [(None, 0), (0, 1)]
+    ),
+    *(
+        (
+            lambda c, dim=dim: proxmo.TopK(2, dim=dim),
+            ref.indicator,
+            ref.by_group(lambda p, g, t: ref.top_k(g, p.k)),
+            axes,
+        )
+        for dim, axes in [(None, 0), (0, 1)]
+    ),
+]
+
+CASES = [Case(repr(make(1.0)), make, value, prox, axes) for make, value, prox, axes in ROWS]
+CONVEX = [case for case in CASES if case.make(1.0).convex]
+NON_CONVEX = [case for case in CASES if not case.make(1.0).convex]
+
+
+def objective(case: Case, penalty: Penalty, u: Tensor, x: Tensor, step: float) -> float:
+    """ψ(u) + ‖u − x‖²/(2·step) in float64, with the reference value of ψ; u must be feasible."""
+    u64, x64 = u.double().numpy(), x.double().numpy()
+    return case.value(penalty, u64) + float(((u64 - x64) ** 2).sum()) / (2 * step)
+
+
+def reference(case: Case, penalty: Penalty, x: Tensor, step: float) -> Tensor:
+    return torch.from_numpy(np.asarray(case.prox(penalty, x.double().numpy(), step)))
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The relative error promised: 1e-12 in float64, 1e-6 in float32, one rounding of the result in half precision."""
+    promised = {torch.float64: 1e-12, torch.float32: 1e-6}
+    return promised.get(dtype) or torch.finfo(dtype).eps
+
+
+def assert_is_prox(case: Case, penalty: Penalty, result: Tensor, x: Tensor, step: float) -> None:
+    """The reference to the promised digits; where ψ is not convex and the prox may jump, another point as good."""
+    expected = reference(case, penalty, x, step)
+    allowed = tolerance(x.dtype) * float(torch.maximum(x.double().abs(), expected.abs()).max())
+    if penalty.convex:
+        torch.testing.assert_close(result.double(), expected, rtol=0, atol=allowed)
+        return
+    if penalty.separable:
+        pairs = [
+            (p.reshape(1), e.reshape(1), v.reshape(1))
+            for p, e, v in zip(result.flatten(), expected.flatten(), x.flatten(), strict=True)
+        ]
+    else:
+        pairs = [(result, expected, x)]
+        assert penalty.value(result) == 0
+    for found, wanted, point in pairs:
+        if (found.double() - wanted).abs().max() > allowed:
+            reached = objective(case, penalty, found, point, step)
+            possible = objective(case, penalty, wanted, point, step)
+            scale = float(point.double().square().sum()) / step
+            assert reached <= possible + 4 * tolerance(x.dtype) * (possible + scale)

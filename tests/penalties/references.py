@@ -1,0 +1,211 @@
+"""Slow and plain float64 versions of every value and prox, written in numpy and scipy and without proxmo.
+
+Elementwise: all stationary points of the subproblem are listed, each in the piece where it holds, and the best is
+taken. Groups: a Python loop over groups. Thresholds: scipy's root finder. TopK: all subsets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+Array = NDArray[np.float64]
+EDGE = 1e-14  # how far rounding may push a stationary point out of its piece
+
+
+def best(objective: Callable[[float], float], candidates: list[float]) -> float:
+    return min(candidates, key=objective)
+
+
+def elementwise(value: Callable[..., float], points: Callable[..., Iterator[tuple[float, float, float]]]) -> Any:
+    """A prox from the scalar value and stationary points (u, low, high) for x ≥ 0, each valid for low ≤ u ≤ high."""
+
+    def prox(penalty: Any, x: Array, step: float) -> Array:
+        def scalar(entry: float) -> float:
+            y = abs(entry)
+            valid = [
+                u
+                for u, low, high in points(penalty, y, step)
+                if low * (1 - EDGE) <= u <= high * (1 + EDGE) and math.isfinite(u)
+            ]
+            u = best(lambda u: value(penalty, u) + (u - y) ** 2 / (2 * step), [0.0, *valid])
+            return math.copysign(u, entry)
+
+        return np.array([scalar(entry) for entry in x.ravel()], dtype=np.float64).reshape(x.shape)
+
+    return prox
+
+
+def total(value: Callable[..., float]) -> Callable[..., float]:
+    return lambda penalty, x: math.fsum(value(penalty, abs(entry)) for entry in x.ravel())
+
+
+def l1_value(p: Any, y: float) -> float:
+    return p.strength * y
+
+
+def l1_points(p: Any, y: float, t: float) -> Iterator[tuple[float, float, float]]:
+    yield y - t * p.strength, 0, math.inf
+
+
+def squared_value(p: Any, y: float) -> float:
+    return p.strength * y * y / 2
+
+
+def squared_points(p: Any, y: float, t: float) -> Iterator[tuple[float, float, float]]:
+    yield y / (1 + t * p.strength), 0, math.inf
+
+
+def elastic_value(p: Any, y: float) -> float:
+    return p.l1 * y + p.l2 * y * y / 2
+
+
+def elastic_points(p: Any, y: float, t: float) -> Iterator[tuple[float, float, float]]:
+    yield (y - t * p.l1) / (1 + t * p.l2), 0, math.inf
+
+
+def huber_value(p: Any, y: float) -> float:
+    return p.strength * (y * y / 2 if y <= p.delta else p.delta * (y - p.delta / 2))
+
+
+def huber_points(p: Any, y: float, t: float) -> Iterator[tuple[float, float, float]]:
+    yield y / (1 + t * p.strength), 0, p.delta
+    yield y - t * p.strength * p.delta, p.delta, math.inf
+
+
+def l0_value(p: Any, y: float) -> float:
+    return p.strength if y else 0.0
+
+
+def l0_points(p: Any, y: float, t: float) -> Iterator[tuple[float, float, float]]:
+    yield y, 0, math.inf
+
+
+def mcp_value(p: Any, y: float) -> float:
+    s, c = p.strength, p.concavity
+    return s * y - y * y / (2 * c) if y <= c * s else c * s * s / 2
+
+
+def mcp_points(p: Any, y: float, t: float) -> Iterator[tuple[float, float, float]]:
+    s, c = p.strength, p.concavity
+    if t < c:
+        yield (y - t * s) / (1 - t / c), 0, c * s
+    yield y, c * s, math.inf
+
+
+def scad_value(p: Any, y: float) -> float:
+    s, a = p.strength, p.concavity
+    if y <= s:
+        return s * y
+    if y <= a * s:
+        return (2 * a * s * y - y * y - s * s) / (2 * (a - 1))
+    return s * s * (a + 1) / 2
+
+
+def scad_points(p: Any, y: float, t: float) -> Iterator[tuple[float, float, float]]:
+    s, a = p.strength, p.concavity
+    yield y - t * s, 0, s
+    if t < a - 1:
+        yield ((a - 1) * y - t * a * s) / (a - 1 - t), s, a * s
+    yield y, a * s, math.inf
+
+
+def lhalf_value(p: Any, y: float) -> float:
+    return p.strength * math.sqrt(y)
+
+
+def lhalf_points(p: Any, y: float, t: float) -> Iterator[tuple[float, float, float]]:
+    # with v = √u the derivative vanishes where v³ − y·v + t·s/2 = 0; scaled to y = 1 for the root finder
+    if y:
+        for root in np.roots([1.0, 0.0, -1.0, t * p.strength / 2 / y**1.5]):
+            if abs(root.imag) < 1e-9 and root.real > 0:
+                yield root.real**2 * y, 0, math.inf
+
+
+def groups(x: Array, dim: int | tuple[int, ...] | None) -> Iterator[Any]:
+    """The index of each group: a number on the axes of ``dim``, a full slice on the others."""
+    named = () if dim is None else (dim,) if isinstance(dim, int) else dim
+    axes = {axis % x.ndim for axis in named}
+    yield from itertools.product(*(range(x.shape[i]) if i in axes else [slice(None)] for i in range(x.ndim)))
+
+
+def by_group(project: Callable[[Any, Array, float], Array]) -> Any:
+    def prox(penalty: Any, x: Array, step: float) -> Array:
+        result = x.copy()
+        for index in groups(x, penalty.dim):
+            group = np.atleast_1d(x[index])
+            result[index] = project(penalty, group.ravel(), step).reshape(np.shape(x[index]))
+        return result
+
+    return prox
+
+
+def group_total(value: Callable[[Any, Array], float]) -> Any:
+    return lambda penalty, x: math.fsum(
+        value(penalty, np.atleast_1d(x[index]).ravel()) for index in groups(x, penalty.dim)
+    )
+
+
+def shrink(x: Array, t: float) -> Array:
+    norm = math.hypot(*x)
+    return x * (1 - t / norm) if norm > t else 0 * x
+
+
+def soft(x: Array, t: float) -> Array:
+    return np.sign(x) * np.maximum(np.abs(x) - t, 0)
+
+
+def simplex(y: Array, radius: float) -> Array:
+    top = y.max()
+    if radius == 0:
+        return 0 * y
+    level = brentq(lambda t: math.fsum(np.maximum(y - t, 0)) - radius, top - 2 * radius, top, xtol=1e-300, rtol=1e-15)
+    active = y > level
+    level = (math.fsum(y[active]) - radius) / active.sum()
+    return np.maximum(y - level, 0)
+
+
+def l1_ball(x: Array, radius: float) -> Array:
+    return x if math.fsum(np.abs(x)) <= radius else np.sign(x) * simplex(np.abs(x), radius)
+
+
+def top_k(x: Array, k: int) -> Array:
+    """The best of all supports."""
+    k = min(k, x.size)
+    support = min(itertools.combinations(range(x.size), k), key=lambda kept: math.fsum(np.delete(x, kept) ** 2))
+    result = np.zeros_like(x)
+    result[list(support)] = x[list(support)]
+    return result
+
+
+def matrix_axes(x: Array, dim: Any) -> tuple[Array, Callable[[Array], Array]]:
+    named = () if dim is None else (dim,) if isinstance(dim, int) else dim
+    rows = sorted(axis % x.ndim for axis in named)
+    order = [*rows, *(axis for axis in range(x.ndim) if axis not in rows)]
+    moved = np.transpose(x, order)
+    matrix = moved.reshape(math.prod(x.shape[axis] for axis in rows), -1)
+    return matrix, lambda m: np.transpose(m.reshape(moved.shape), np.argsort(order))
+
+
+def spectral(change: Callable[[Any, Array, float], Array]) -> Any:
+    def prox(penalty: Any, x: Array, step: float) -> Array:
+        matrix, back = matrix_axes(x, penalty.dim)
+        u, sigma, v = np.linalg.svd(matrix, full_matrices=False)
+        return back(u * change(penalty, sigma, step) @ v)
+
+    return prox
+
+
+def nuclear_value(penalty: Any, x: Array) -> float:
+    return float(penalty.strength * np.linalg.svd(matrix_axes(x, penalty.dim)[0], compute_uv=False).sum())
+
+
+def indicator(penalty: Any, x: Array) -> float:
+    """For points that are known to be feasible: those that a projection gave."""
+    return 0.0
