@@ -83,7 +83,7 @@ def step(name: str, value: Any) -> float | Tensor:
     if not isinstance(value, Tensor):
         return nonnegative(name, value)
     if value.numel() != 1 or value.is_complex():
-        raise ValueError(f"{name} must be a number or a real tensor of one element, got shape {tuple(value.shape)}")
+        raise ValueError(f"Tensor {name} must be 1-element and real, got {value.dtype} of shape {tuple(value.shape)}")
     if not torch.compiler.is_compiling():
         nonnegative(name, value.item())
     return value.reshape(())

@@ -90,7 +90,7 @@ def test_numbers_become_plain() -> None:
 )
 def test_bad_steps(case: Case, step: float) -> None:
     x = torch.ones(2, 2, 2)
-    with pytest.raises(ValueError, match="step must be a"):
+    with pytest.raises(ValueError, match="step must be"):
         case.make(1.0).prox(x, step, out=x)
     assert torch.equal(x, torch.ones(2, 2, 2))
 

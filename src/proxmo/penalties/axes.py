@@ -46,7 +46,7 @@ def as_rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 def as_matrix(x: Tensor, dim: Dim) -> Tensor:
     """``x`` as a matrix: the axes in ``dim`` are its rows, the others its columns."""
     rows = indexing_axes(x, dim)
-    return x.movedim(rows, tuple(range(len(rows)))).reshape(prod(x.shape[axis] for axis in rows), -1)
+    return x.movedim(rows, tuple(range(len(rows)))).reshape(prod([x.shape[axis] for axis in rows]), -1)
 
 
 def from_matrix(matrix: Tensor, like: Tensor, dim: Dim) -> Tensor:

@@ -67,7 +67,7 @@ def cap(magnitudes: Tensor, radius: float | Tensor, axes: tuple[int, ...]) -> Te
 
 def _level(y: Tensor, radius: float | Tensor, axes: tuple[int, ...]) -> Tensor:
     """θ ≤ 0 with Σ max(y − θ, 0) = radius for each group of ``y``, whose largest element is 0."""
-    length = prod(y.shape[axis] for axis in axes)
+    length = prod([y.shape[axis] for axis in axes])  # a list: torch.compile cannot trace a generator here
     if torch.compiler.is_compiling() or length <= _SHORT_ROW or y.numel() <= _FEW_ELEMENTS:
         return _newton_step(y, radius, axes, _level_by_sorting(y, radius, axes), torch.empty_like(y))[0]
     return _level_by_newton(y, radius, axes, length)

@@ -1,0 +1,1 @@
+"""The experiments of the paper, written with nothing but the public API."""

@@ -1,0 +1,164 @@
+"""PyTorch's own table of optimizer inputs and its expectations, run on our optimizers.
+
+The wheel ships `OptimizerInfo` but not the tests that use it, so the loop over its inputs is ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+from torch.testing._internal.common_optimizers import (
+    ErrorOptimizerInput,
+    OptimizerInfo,
+    OptimizerInput,
+    get_error_inputs_for_all_optims,
+)
+
+import proxmo
+
+
+def inputs(device: str, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
+    kwargs: list[dict[str, Any]] = [
+        {},
+        {"lr": 1e-2},
+        {"lr": torch.tensor(0.001)},
+        {"momentum": 0.0},
+        {"momentum": 0.5, "initial": "zero"},
+        {"momentum": 0.9, "maximize": True},
+        {"penalty": proxmo.L1(1e-3)},
+        {"penalty": proxmo.GroupLInf(1e-3), "lr": torch.tensor(1e-2)},
+        {"penalty": proxmo.L2Ball(100.0), "momentum": 0.0},
+    ]
+    return [OptimizerInput(params=None, kwargs=kw, desc=str(kw)) for kw in kwargs]
+
+
+def errors(device: str, dtype: torch.dtype) -> list[ErrorOptimizerInput]:
+    bad_momentum = OptimizerInput(params=None, kwargs={"momentum": -0.5}, desc="momentum in [0, 1)")
+    return [
+        *get_error_inputs_for_all_optims(device, dtype),
+        ErrorOptimizerInput(bad_momentum, error_type=ValueError, error_regex=r"momentum must be a number in \[0, 1\)"),
+    ]
+
+
+INFO = OptimizerInfo(
+    proxmo.ProxSGD,
+    optim_inputs_func=inputs,
+    optim_error_inputs_func=errors,
+    supported_impls=("foreach",),
+    supports_complex=False,
+)
+every_input = pytest.mark.parametrize("given", INFO.optim_inputs_func("cpu"), ids=lambda given: given.desc)
+
+
+def problem() -> tuple[Parameter, Parameter, Any]:
+    """The one of torch's own tests: a linear layer that must fit a constant."""
+    torch.manual_seed(1)
+    weight, bias = Parameter(torch.randn(10, 5)), Parameter(torch.randn(10))
+    data = torch.randn(5)
+    return weight, bias, lambda: (weight.mv(data) + bias).square().sum()
+
+
+def run(params: list[Parameter], closure: Any, steps: int, **kwargs: Any) -> tuple[float, float]:
+    optimizer = INFO.optim_cls(params, **kwargs)
+
+    def evaluate() -> float:
+        optimizer.zero_grad()
+        loss = closure()
+        loss.backward()
+        return loss.item()  # type: ignore[no-any-return]
+
+    first = evaluate()
+    for _ in range(steps):
+        optimizer.step(evaluate)
+    return first, evaluate()
+
+
+@every_input
+@pytest.mark.parametrize("foreach", [False, True])
+def test_goes_in_the_right_direction(given: OptimizerInput, foreach: bool) -> None:
+    weight, bias, closure = problem()
+    first, last = run([weight, bias], closure, 20, **given.kwargs, foreach=foreach)
+    assert last > first if given.kwargs.get("maximize") else last < first
+
+
+@every_input
+def test_foreach_matches_the_loop(given: OptimizerInput) -> None:
+    results = []
+    for foreach in (False, True):
+        weight, bias, closure = problem()
+        run([weight, bias], closure, 7, **given.kwargs, foreach=foreach)
+        results.append((weight.detach(), bias.detach()))
+    torch.testing.assert_close(results[0], results[1])
+
+
+@every_input
+def test_schedulers_of_the_table(given: OptimizerInput) -> None:
+    for make_scheduler in INFO.scheduler_inputs[0]:
+        weight, bias, closure = problem()
+        optimizer = INFO.optim_cls([weight, bias], **copy.deepcopy(given.kwargs))
+        scheduler = make_scheduler(optimizer)
+        first = closure().item()
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = closure()
+            loss.backward()
+            optimizer.step()
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                scheduler.step(loss.item())
+            else:
+                scheduler.step()
+        last = closure().item()
+        assert math.isfinite(last)
+        assert last > first if given.kwargs.get("maximize") else last < first
+
+
+@every_input
+def test_state_dict_is_deterministic(given: OptimizerInput) -> None:
+    weight, bias, _ = problem()
+    run_on = INFO.optim_cls([weight, bias], **given.kwargs)
+
+    def step(optimizer: torch.optim.Optimizer, w: Parameter, b: Parameter) -> None:
+        w.grad, b.grad = torch.ones_like(w) * 0.1, w.detach().sum(1)
+        optimizer.step()
+
+    for _ in range(3):
+        step(run_on, weight, bias)
+    twin_weight, twin_bias = copy.deepcopy((weight, bias))
+    twin = INFO.optim_cls([twin_weight, twin_bias], **given.kwargs)
+    twin.load_state_dict(copy.deepcopy(run_on.state_dict()))  # loading shares tensors, in torch too
+    for _ in range(3):
+        step(run_on, weight, bias)
+        step(twin, twin_weight, twin_bias)
+    assert torch.equal(weight, twin_weight)
+    assert torch.equal(bias, twin_bias)
+
+
+@every_input
+def test_zero_dim_and_empty_parameters(given: OptimizerInput) -> None:
+    if isinstance(given.kwargs.get("penalty"), proxmo.GroupLInf):
+        return  # a 0-d parameter has no axis to index groups; refused, as another test shows
+    scalar, empty = Parameter(torch.tensor(5.0)), Parameter(torch.zeros(0, 3))
+    optimizer = INFO.optim_cls([scalar, empty], **given.kwargs)
+    for _ in range(2):
+        scalar.grad, empty.grad = torch.tensor(1.0), torch.zeros(0, 3)
+        optimizer.step()
+    assert (scalar > 5) if given.kwargs.get("maximize") else (scalar < 5)
+
+
+@pytest.mark.parametrize(
+    "wrong", INFO.optim_error_inputs_func("cpu", torch.float32), ids=lambda wrong: wrong.optimizer_error_input.desc
+)
+def test_errors_of_the_table(wrong: ErrorOptimizerInput) -> None:
+    given = wrong.optimizer_error_input
+    params = given.params if given.params is not None else [Parameter(torch.randn(2, 3))]
+    if issubclass(wrong.error_type, Warning):
+        with pytest.warns(wrong.error_type, match=wrong.error_regex):
+            INFO.optim_cls(params, **given.kwargs)
+    else:
+        with pytest.raises(wrong.error_type, match=wrong.error_regex):
+            INFO.optim_cls(params, **given.kwargs)

@@ -1,0 +1,432 @@
+"""Whatever works with torch's optimizers works with ours: schedulers, checkpoints, hooks, precision, compilation."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.nn import Parameter
+from torch.optim import lr_scheduler
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import proxmo
+
+
+def model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 5))
+
+
+def make(net: nn.Module, **options: Any) -> proxmo.ProxSGD:
+    """Weights in one group, biases in another, as users do."""
+    weights = [p for p in net.parameters() if p.dim() > 1]
+    biases = [p for p in net.parameters() if p.dim() == 1]
+    groups = [{"params": weights, "penalty": proxmo.GroupLInf(0.3)}, {"params": biases}]
+    return proxmo.ProxSGD(groups, **{"lr": 0.05, "momentum": 0.9, **options})
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for seed in steps:
+        generator = torch.Generator().manual_seed(seed)
+        x, y = torch.randn(8, 3, 4, 4, generator=generator), torch.randint(5, (8,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+
+def assert_same(one: nn.Module, other: nn.Module) -> None:
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda o: lr_scheduler.StepLR(o, step_size=2),
+        lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.3, total_steps=20),
+        lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=10),
+        lambda o: lr_scheduler.LambdaLR(o, lambda k: 1 / (k + 1)),
+        lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3),
+    ],
+)
+def test_schedulers_reach_gradient_step_and_prox(schedule: Any) -> None:
+    x = Parameter(torch.tensor([4.0, -3.0], dtype=torch.float64))
+    optimizer = proxmo.ProxSGD([x], lr=0.1, momentum=0.8, penalty=proxmo.L1(0.7))
+    scheduler = schedule(optimizer)
+    expected, average = x.detach().clone(), None
+    seen = set()
+    for _ in range(10):
+        group = optimizer.param_groups[0]
+        lr, momentum = group["lr"], group["momentum"]
+        seen.add(lr)
+        gradient = expected.clone()
+        average = gradient if average is None else momentum * average + (1 - momentum) * gradient
+        expected = proxmo.L1(0.7).prox(expected - lr * average, lr)
+        x.grad = x.detach().clone()
+        optimizer.step()
+        scheduler.step()
+        torch.testing.assert_close(x.detach(), expected, rtol=1e-13, atol=1e-13)
+    assert len(seen) > 1
+
+
+def test_reduce_on_plateau_and_tensor_lr() -> None:
+    x = Parameter(torch.ones(2))
+    lr = torch.tensor(0.5)
+    optimizer = proxmo.ProxSGD([x], lr=lr, penalty=proxmo.L1(0.1))
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for _ in range(4):
+        x.grad = torch.ones(2)
+        optimizer.step()
+        scheduler.step(1.0)
+    assert optimizer.param_groups[0]["lr"] < 0.5
+
+
+def test_closure_is_optional_and_its_loss_returned() -> None:
+    x = Parameter(torch.ones(2))
+    optimizer = proxmo.ProxSGD([x], lr=0.1)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        assert torch.is_grad_enabled()
+        loss = x.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 2.0
+    assert optimizer.step() is None
+
+
+def test_closure_that_raises_leaves_everything_as_it_was() -> None:
+    net = model()
+    optimizer = make(net)
+    train(net, optimizer, range(2))
+    twin, state = copy.deepcopy(net), copy.deepcopy(optimizer.state_dict()["state"])
+
+    def closure() -> float:
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        optimizer.step(closure)
+    assert_same(net, twin)
+    torch.testing.assert_close(optimizer.state_dict()["state"], state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_gradients_are_never_modified_and_missing_ones_skipped(foreach: bool, momentum: float) -> None:
+    used, unused = Parameter(torch.ones(3)), Parameter(torch.ones(3))
+    optimizer = proxmo.ProxSGD([used, unused], 0.1, momentum, proxmo.L1(1.0), foreach=foreach, maximize=True)
+    gradient = torch.arange(3.0)
+    for _ in range(3):
+        used.grad = gradient
+        optimizer.step()
+        assert torch.equal(gradient, torch.arange(3.0))
+    assert torch.equal(unused, torch.ones(3))
+    assert unused not in optimizer.state
+    if momentum:
+        assert optimizer.state[used]["momentum_buffer"].data_ptr() != gradient.data_ptr()
+
+
+def test_state_holds_tensors_only() -> None:
+    net = model()
+    optimizer = make(net)
+    train(net, optimizer, range(2))
+    assert len(optimizer.state) == 4
+    for state in optimizer.state.values():
+        assert list(state) == ["momentum_buffer"]
+        assert all(isinstance(value, Tensor) for value in state.values())
+
+
+def test_state_dict_round_trip_with_weights_only(tmp_path: Path) -> None:
+    net = model()
+    optimizer = make(net)
+    train(net, optimizer, range(3))
+    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "checkpoint.pt")
+    train(net, optimizer, range(3, 6))
+
+    resumed = model(seed=9)
+    fresh = make(resumed)
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert saved["optimizer"]["param_groups"][0]["penalty"] == {"class": "GroupLInf", "strength": 0.3, "dim": 0}
+    resumed.load_state_dict(saved["net"])
+    fresh.load_state_dict(saved["optimizer"])
+    train(resumed, fresh, range(3, 6))
+    assert_same(net, resumed)
+
+
+def test_loading_updates_the_live_penalty() -> None:
+    saved = proxmo.ProxSGD([torch.zeros(2, 2)], penalty=proxmo.GroupL2(0.5, dim=(0, 1))).state_dict()
+    live = proxmo.GroupL2(0.1)
+    optimizer = proxmo.ProxSGD([torch.zeros(2, 2)], penalty=live)
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["penalty"] is live
+    assert live == proxmo.GroupL2(0.5, dim=(0, 1))
+    box = proxmo.Box(0.0, 1.0)  # both bounds move past the old ones, in one go
+    optimizer = proxmo.ProxSGD([torch.zeros(2)], penalty=box)
+    optimizer.load_state_dict(proxmo.ProxSGD([torch.zeros(2)], penalty=proxmo.Box(5.0, 6.0)).state_dict())
+    assert box == proxmo.Box(5.0, 6.0)
+
+
+def saved_with(penalty: proxmo.Penalty | None, fields: dict[str, Any] | None = None) -> dict[str, Any]:
+    state = proxmo.ProxSGD([torch.zeros(2, 2)], lr=0.7, penalty=penalty).state_dict()
+    if fields is not None:
+        state["param_groups"][0]["penalty"] = fields
+    return state
+
+
+@pytest.mark.parametrize(
+    ("live", "state", "message"),
+    [
+        (proxmo.L1(0.1), saved_with(proxmo.L0(0.5)), "made with penalty L0 into an optimizer with penalty L1"),
+        (proxmo.L1(0.1), saved_with(None), "made with penalty None into an optimizer with penalty L1"),
+        (None, saved_with(proxmo.L1(0.5)), "cannot load .* into a parameter group without a penalty"),
+        (proxmo.L1(0.1), saved_with(None, {"class": "L1", "weight": 1.0}), "cannot load penalty L1 from the fields"),
+        (proxmo.L1(0.1), saved_with(None, {"class": "L1", "strength": -1.0}), "L1: strength must be a finite number"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_raises_and_changes_nothing(
+    live: proxmo.Penalty | None, state: dict[str, Any], message: str
+) -> None:
+    optimizer = proxmo.ProxSGD([torch.zeros(2, 2)], lr=0.1, penalty=live)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(state)
+    assert optimizer.state_dict() == before
+    assert optimizer.param_groups[0]["penalty"] is live
+
+
+def test_one_penalty_cannot_be_loaded_with_two_values() -> None:
+    def optimizer(first: proxmo.Penalty, second: proxmo.Penalty) -> proxmo.ProxSGD:
+        return proxmo.ProxSGD(
+            [{"params": [torch.zeros(2)], "penalty": first}, {"params": [torch.zeros(2)], "penalty": second}]
+        )
+
+    saved = optimizer(proxmo.L1(0.1), proxmo.L1(0.2)).state_dict()
+    shared = proxmo.L1(0.5)
+    with pytest.raises(ValueError, match="shared by parameter groups whose loaded penalties differ"):
+        optimizer(shared, shared).load_state_dict(saved)
+    assert shared == proxmo.L1(0.5)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_distributed_checkpoint(tmp_path: Path) -> None:
+    """A fresh optimizer gets its state by a step with zero gradients and lr = 0, which must move nothing."""
+    net = model()
+    optimizer = make(net, lr=0.1)
+    with torch.no_grad():
+        net[0].weight.mul_(100)  # type: ignore[operator]
+    optimizer.param_groups[0]["penalty"] = proxmo.L2Ball(1.0)  # not satisfied yet
+    before = copy.deepcopy(net)
+    state = get_optimizer_state_dict(net, optimizer)
+    assert_same(net, before)
+
+    train(net, optimizer, range(3))
+    state = {"net": net.state_dict(), "optimizer": get_optimizer_state_dict(net, optimizer)}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    train(net, optimizer, range(3, 6))
+
+    resumed = model(seed=4)
+    fresh = make(resumed, lr=7.0)
+    fresh.param_groups[0]["penalty"] = proxmo.L2Ball(9.0)
+    loaded = {"net": resumed.state_dict(), "optimizer": get_optimizer_state_dict(resumed, fresh)}
+    dcp.load(loaded, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    resumed.load_state_dict(loaded["net"])
+    set_optimizer_state_dict(resumed, fresh, loaded["optimizer"])
+    assert fresh.param_groups[0]["penalty"] == proxmo.L2Ball(1.0)
+    train(resumed, fresh, range(3, 6))
+    assert_same(net, resumed)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_deepcopy_and_pickle(duplicate: Any) -> None:
+    net = model()
+    optimizer = make(net)
+    train(net, optimizer, range(2))
+    twin_net, twin = duplicate((net, optimizer))
+    assert twin.param_groups[0]["penalty"] == optimizer.param_groups[0]["penalty"]
+    assert twin.param_groups[0]["penalty"] is not optimizer.param_groups[0]["penalty"]
+    train(net, optimizer, range(2, 4))
+    train(twin_net, twin, range(2, 4))
+    assert_same(net, twin_net)
+
+
+def test_repr_shows_the_penalty() -> None:
+    assert "penalty: GroupLInf(strength=0.3, dim=0)" in repr(make(model()))
+
+
+def test_hooks() -> None:
+    net = model()
+    optimizer = make(net)
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    optimizer.register_state_dict_post_hook(lambda *_: calls.append("saved"))
+    optimizer.register_load_state_dict_post_hook(lambda o: calls.append(type(o.param_groups[0]["penalty"]).__name__))
+    train(net, optimizer, range(1))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert calls == ["before", "after", "saved", "GroupLInf"]
+
+
+class NoReading(TorchDispatchMode):
+    """Raises when a tensor is read into Python, which on an accelerator waits for all work before it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "penalty", [None, proxmo.L1(0.1), proxmo.GroupL2(0.1), proxmo.MCP(0.1, 3.0), proxmo.L2Ball(1.0)]
+)
+def test_tensor_lr_is_never_read(penalty: proxmo.Penalty | None) -> None:
+    x, y = Parameter(torch.ones(3, 2)), Parameter(torch.ones(3, 2))
+    tensor = proxmo.ProxSGD([x], lr=torch.tensor(0.1), penalty=penalty)
+    number = proxmo.ProxSGD([y], lr=0.1, penalty=penalty)
+    for _ in range(2):
+        x.grad, y.grad = torch.ones(3, 2), torch.ones(3, 2)
+        with NoReading():
+            tensor.step()
+        number.step()
+    torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=str)
+def test_half_precision_parameters(dtype: torch.dtype, lr: float | Tensor) -> None:
+    def run(kind: torch.dtype) -> Tensor:
+        x = Parameter(torch.linspace(-2, 2, 12).reshape(4, 3).to(kind))
+        optimizer = proxmo.ProxSGD([x], lr, 0.9, proxmo.GroupLInf(1.0))
+        for _ in range(5):
+            x.grad = x.detach() * 0.5
+            optimizer.step()
+        assert x.dtype == kind
+        return x.detach().float()
+
+    half, single = run(dtype), run(torch.float32)
+    torch.testing.assert_close(half, single, rtol=0, atol=8 * torch.finfo(dtype).eps)
+    assert torch.equal(half == 0, single == 0)
+
+
+def test_grad_scaler_skips_a_step_with_inf_entirely() -> None:
+    x = Parameter(torch.tensor([2.0, 0.5]))
+    optimizer = proxmo.ProxSGD([x], lr=0.1, penalty=proxmo.L1(1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor in (1.0, math.inf, 1.0):
+        before, state = x.detach().clone(), copy.deepcopy(optimizer.state_dict()["state"])
+        optimizer.zero_grad()
+        scaler.scale((x * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if math.isinf(factor):
+            assert torch.equal(x, before)
+            torch.testing.assert_close(optimizer.state_dict()["state"], state, rtol=0, atol=0)
+        else:
+            torch.testing.assert_close(x.detach(), (before - 0.2).clamp(min=0))
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        None,
+        proxmo.L1(0.1),
+        proxmo.SCAD(0.1),
+        proxmo.GroupL2(0.1),
+        proxmo.GroupLInf(0.1),
+        proxmo.L1Ball(1.0),
+        proxmo.Nuclear(0.1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=str)
+def test_compiled_step_has_no_graph_break(penalty: proxmo.Penalty | None, lr: float | Tensor) -> None:
+    torch.compiler.reset()
+    params = [[Parameter(torch.linspace(-2, 2, 12).reshape(4, 3)) for _ in range(2)] for _ in range(2)]
+    plain, compiled = (proxmo.ProxSGD(ps, lr, 0.9, penalty, foreach=False) for ps in params)
+    step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
+    for seed in range(3):
+        for p in (p for ps in params for p in ps):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed))
+        plain.step()
+        step()
+    for p, q in zip(*params, strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_named_parameters() -> None:
+    optimizer = proxmo.ProxSGD(model().named_parameters(), penalty=proxmo.L1(0.1))
+    assert optimizer.state_dict()["param_groups"][0]["param_names"][0] == "0.weight"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"lr": -0.1}, ValueError, r"lr must be a finite number >= 0, got -0\.1"),
+        ({"lr": math.nan}, ValueError, "lr must be a finite number >= 0, got nan"),
+        ({"lr": torch.tensor(-0.1)}, ValueError, "lr must be a finite number >= 0, got -0.1"),
+        ({"lr": torch.ones(2)}, ValueError, "Tensor lr must be 1-element"),
+        ({"lr": "fast"}, TypeError, "lr must be a finite number >= 0, got 'fast'"),
+        ({"momentum": 1.0}, ValueError, r"momentum must be a number in \[0, 1\), got 1\.0"),
+        ({"momentum": -0.1}, ValueError, r"momentum must be a number in \[0, 1\), got -0\.1"),
+        ({"momentum": math.nan}, ValueError, r"momentum must be a number in \[0, 1\), got nan"),
+        ({"initial": "random"}, ValueError, r"initial must be one of \('gradient', 'zero'\), got 'random'"),
+        ({"penalty": 0.1}, TypeError, r"penalty must be a proxmo.Penalty or None, got 0\.1"),
+        ({"penalty": proxmo.L1}, TypeError, "penalty must be a proxmo.Penalty or None, got <class"),
+        ({"penalty": proxmo.GroupL2(0.1)}, ValueError, r"dim must name axes of the tensor, got dim=0 .* shape \(\)"),
+        ({"penalty": proxmo.GroupL2(0.1, dim=1)}, ValueError, "dim must name axes of the tensor, got dim=1"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    params = [Parameter(torch.ones(2)), Parameter(torch.tensor(1.0))]
+    with pytest.raises(error, match=message):
+        proxmo.ProxSGD(params, **options)
+    optimizer = proxmo.ProxSGD([Parameter(torch.ones(2))])
+    with pytest.raises(error, match=message):
+        optimizer.add_param_group({"params": params, **options})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [("lr", -0.1, ValueError), ("momentum", 1.5, ValueError), ("penalty", "L1", TypeError), ("initial", 0, ValueError)],
+)
+def test_options_set_later_are_checked_before_anything_moves(name: str, value: Any, error: type[Exception]) -> None:
+    net = model()
+    optimizer = make(net)
+    train(net, optimizer, range(1))
+    before = copy.deepcopy(net)
+    optimizer.param_groups[1][name] = value
+    with pytest.raises(error, match=f"{name} must be"):
+        optimizer.step()
+    assert_same(net, before)
+
+
+def test_sparse_and_complex_gradients_are_refused_before_anything_moves() -> None:
+    first = Parameter(torch.ones(2))
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    first.grad = torch.ones(2)
+    optimizer = proxmo.ProxSGD([first, *table.parameters()])
+    with pytest.raises(RuntimeError, match="ProxSGD does not support sparse gradients"):
+        optimizer.step()
+    assert torch.equal(first, torch.ones(2))
+    assert not optimizer.state
+    wave = Parameter(torch.ones(2, dtype=torch.complex64))
+    wave.grad = torch.ones_like(wave)
+    with pytest.raises(RuntimeError, match="ProxSGD does not support complex gradients"):
+        proxmo.ProxSGD([wave]).step()
+
+
+def test_lazy_parameters() -> None:
+    net = nn.Sequential(nn.LazyLinear(4))
+    optimizer = proxmo.ProxSGD(net.parameters(), lr=0.1, penalty=proxmo.GroupL2(0.1, dim=0))
+    net(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    assert len(optimizer.state) == 2
