@@ -1,0 +1,69 @@
+"""What the project promises about itself: documented names, a README whose code runs, and a changelog that is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+import proxmo
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PUBLIC = sorted(set(proxmo.__all__) - {"theory"})
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_documented(name: str) -> None:
+    documentation = inspect.getdoc(getattr(proxmo, name)) or ""
+    assert documentation[:1].isprintable()
+    assert documentation.splitlines()[0].endswith((".", ":"))
+    assert f"`{name}`" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    thing = getattr(proxmo, name)
+    if inspect.isclass(thing) and not inspect.isabstract(thing) and thing is not proxmo.Sparsity:
+        assert ">>>" in documentation
+
+
+def test_all_is_what_the_package_exports() -> None:
+    exported = {name for name, thing in vars(proxmo).items() if inspect.isclass(thing)}
+    assert exported == set(PUBLIC)
+
+
+def _written(parameter: inspect.Parameter) -> str:
+    default = parameter.default
+    if default is parameter.empty:
+        return parameter.name
+    return f"{parameter.name}={default:g}" if isinstance(default, float) else f"{parameter.name}={default}"
+
+
+def test_readme_lists_every_penalty_with_its_arguments() -> None:
+    for name in PUBLIC:
+        thing = getattr(proxmo, name)
+        if issubclass(thing, proxmo.Penalty) and not inspect.isabstract(thing):
+            arguments = ", ".join(_written(p) for p in inspect.signature(thing).parameters.values())
+            assert f"| `{name}({arguments})` |" in README
+
+
+def test_readme_code_prints_what_it_says() -> None:
+    blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, flags=re.DOTALL)
+    assert len(blocks) == README.count("```python")
+    for code, expected in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, {})
+        assert printed.getvalue() == expected
+
+
+def test_readme_tells_the_truth_about_the_plain_method() -> None:
+    code = re.search(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert code is not None
+    assert "uses 19 of the 20" in README.replace("\n", " ")
+    names: dict[str, object] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(code[1].replace("momentum=0.95", "momentum=0"), names)
+    used = names["model"][0].weight.abs().sum(0).count_nonzero()  # type: ignore[index]
+    assert used == 19
