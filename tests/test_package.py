@@ -1,4 +1,4 @@
-"""What the project promises about itself: documented names, a README whose code runs, and a changelog that is complete."""
+"""What the project promises about itself: documented names, a README whose code runs, a complete changelog."""
 
 from __future__ import annotations
 
