@@ -185,9 +185,9 @@ def saved_with(penalty: proxmo.Penalty | None, fields: dict[str, Any] | None = N
 @pytest.mark.parametrize(
     ("live", "state", "message"),
     [
-        (proxmo.L1(0.1), saved_with(proxmo.L0(0.5)), "made with penalty L0 into an optimizer with penalty L1"),
-        (proxmo.L1(0.1), saved_with(None), "made with penalty None into an optimizer with penalty L1"),
-        (None, saved_with(proxmo.L1(0.5)), "cannot load .* into a parameter group without a penalty"),
+        (proxmo.L1(0.1), saved_with(proxmo.L0(0.5)), "made with penalty L0 into one with penalty L1"),
+        (proxmo.L1(0.1), saved_with(None), "made with penalty None into one with penalty L1"),
+        (None, saved_with(proxmo.L1(0.5)), "made with penalty L1 into one with penalty None"),
         (proxmo.L1(0.1), saved_with(None, {"class": "L1", "weight": 1.0}), "cannot load penalty L1 from the fields"),
         (proxmo.L1(0.1), saved_with(None, {"class": "L1", "strength": -1.0}), "L1: strength must be a finite number"),
     ],
@@ -379,8 +379,8 @@ def test_named_parameters() -> None:
         ({"initial": "random"}, ValueError, r"initial must be one of \('gradient', 'zero'\), got 'random'"),
         ({"penalty": 0.1}, TypeError, r"penalty must be a proxmo.Penalty or None, got 0\.1"),
         ({"penalty": proxmo.L1}, TypeError, "penalty must be a proxmo.Penalty or None, got <class"),
-        ({"penalty": proxmo.GroupL2(0.1)}, ValueError, r"dim must name axes of the tensor, got dim=0 .* shape \(\)"),
-        ({"penalty": proxmo.GroupL2(0.1, dim=1)}, ValueError, "dim must name axes of the tensor, got dim=1"),
+        ({"penalty": proxmo.GroupL2(0.1)}, ValueError, r"GroupL2.* does not fit parameter 1: dim .* shape \(\)"),
+        ({"penalty": proxmo.GroupL2(0.1, dim=1)}, ValueError, "does not fit parameter 0: dim must name axes"),
     ],
 )
 def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -391,6 +391,37 @@ def test_bad_options(options: dict[str, Any], error: type[Exception], message: s
     with pytest.raises(error, match=message):
         optimizer.add_param_group({"params": params, **options})
     assert len(optimizer.param_groups) == 1
+
+
+def test_misspelt_options_are_not_ignored() -> None:
+    x = Parameter(torch.ones(2))
+    for key in ("penality", "momentun", "lambda"):
+        with pytest.raises(ValueError, match=f"'{key}' is not an option of a parameter group; did you mean"):
+            proxmo.ProxSGD([{"params": [x], key: proxmo.L1(0.1)}])
+    proxmo.ProxSGD([{"params": [x], "name": "weights", "initial_lr": 0.1}])
+
+
+def test_a_parameter_that_does_not_fit_is_named() -> None:
+    named = [("weight", Parameter(torch.ones(2, 2))), ("scale", Parameter(torch.tensor(1.0)))]
+    with pytest.raises(ValueError, match=r"GroupL2\(strength=0.1, dim=0\) does not fit parameter 'scale'"):
+        proxmo.ProxSGD(named, penalty=proxmo.GroupL2(0.1))
+
+
+def test_a_checkpoint_of_torch_sgd_can_be_continued() -> None:
+    ours, theirs = Parameter(torch.ones(3, dtype=torch.float64)), Parameter(torch.ones(3, dtype=torch.float64))
+    sgd = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, dampening=0.9)
+    theirs.grad = torch.ones(3, dtype=torch.float64)
+    sgd.step()
+    prox = proxmo.ProxSGD([ours], lr=0.5)
+    prox.load_state_dict(copy.deepcopy(sgd.state_dict()))
+    ours.data.copy_(theirs.data)
+    for _ in range(3):
+        ours.grad = theirs.grad = torch.randn(3, dtype=torch.float64)
+        sgd.step()
+        prox.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
+    with pytest.raises(ValueError, match="made with penalty None into one with penalty L1"):
+        proxmo.ProxSGD([ours], penalty=proxmo.L1(0.1)).load_state_dict(sgd.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,12 @@ def test_fields_are_checked_whenever_they_are_set() -> None:
     assert repr(ball) == "L1Ball(radius=2.0, dim=None)"
 
 
+def test_misspelt_fields_are_refused() -> None:
+    penalty = proxmo.L1(0.1)
+    with pytest.raises(AttributeError, match=r"L1 has no field 'strenght', it has \['strength'\]"):
+        penalty.strenght = 5.0  # type: ignore[attr-defined]
+
+
 def test_numbers_become_plain() -> None:
     """So that a checkpoint holds nothing but plain Python numbers."""
     penalty = proxmo.GroupL2(np.float32(0.5), dim=[np.int64(0), 1])  # type: ignore[arg-type]

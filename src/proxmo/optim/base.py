@@ -8,6 +8,7 @@ with these.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, overload
@@ -111,17 +112,20 @@ class ProxOptimizer(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
+            self._check_keys(group)
             checks.step("lr", group["lr"])
             self._check_options(group)
-            for p in group["params"]:
-                if group["penalty"] is not None and not is_lazy(p):
-                    group["penalty"].check(p)
+            _check_fit(group)
         except Exception:
             self.param_groups.pop()
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as plain data: a penalty is written as its class name and fields."""
+        """The state as plain data: a penalty is written as its class name and fields.
+
+        As with ``lr``, what was saved wins: ``load_state_dict`` sets the fields of the penalties that the optimizer has
+        (the objects stay the same), and refuses a checkpoint of another penalty class before changing anything.
+        """
         state = super().state_dict()
         for group in state["param_groups"]:
             if isinstance(group["penalty"], Penalty):
@@ -134,13 +138,12 @@ class ProxOptimizer(Optimizer):
         updates: dict[int, tuple[Penalty, Penalty]] = {}
         for live, loaded in zip(self.__dict__.get("param_groups", []), state["param_groups"], strict=False):
             penalty = live["penalty"]
-            if penalty is not None:
-                update = _restore(penalty, loaded["penalty"])
-                if updates.setdefault(id(penalty), (penalty, update))[1] != update:
-                    raise ValueError(f"{penalty} is shared by parameter groups whose loaded penalties differ")
-            elif loaded["penalty"] is not None:
-                raise ValueError(f"cannot load {loaded['penalty']} into a parameter group without a penalty")
+            update = _restore(penalty, loaded.get("penalty"))
+            if update is not None and updates.setdefault(id(penalty), (penalty, update))[1] != update:
+                raise ValueError(f"{penalty} is shared by parameter groups whose loaded penalties differ")
             loaded["penalty"] = penalty
+            for option, value in live.items():  # a checkpoint of an older version, or of torch's SGD, may lack some
+                loaded.setdefault(option, value)
         super().__setstate__(state)
         for penalty, update in updates.values():
             vars(penalty).update(vars(update))
@@ -155,6 +158,15 @@ class ProxOptimizer(Optimizer):
                 if p.grad is not None and (p.grad.layout != torch.strided or p.grad.is_complex()):
                     kind = "complex" if p.grad.is_complex() else "sparse"
                     raise RuntimeError(f"{type(self).__name__} does not support {kind} gradients")
+
+    def _check_keys(self, group: Group) -> None:
+        """Other keys are allowed in a group, but a misspelt option would be ignored in silence."""
+        for key in group.keys() - self.defaults.keys() - {"params", "param_names"}:
+            meant = difflib.get_close_matches(key, self.defaults, n=1, cutoff=0.85)
+            if meant or isinstance(group[key], Penalty):
+                raise ValueError(
+                    f"{key!r} is not an option of a parameter group; did you mean {(meant or ['penalty'])[0]!r}?"
+                )
 
     def _check_options(self, group: Group) -> None:
         penalty = group["penalty"]
@@ -197,12 +209,25 @@ def _add_scaled(
             param.add_(direction, alpha=sign * lr)
 
 
-def _restore(penalty: Penalty, saved: Any) -> Penalty:
+def _check_fit(group: Group) -> None:
+    """Raise if a parameter has not the axes that the penalty of its group asks for."""
+    names = group.get("param_names", range(len(group["params"])))
+    for name, p in zip(names, group["params"], strict=True):
+        if group["penalty"] is not None and not is_lazy(p):
+            try:
+                group["penalty"].check(p)
+            except ValueError as error:
+                raise ValueError(f"{group['penalty']} does not fit parameter {name!r}: {error}") from error
+
+
+def _restore(penalty: Penalty | None, saved: Any) -> Penalty | None:
     """A penalty of the class of ``penalty`` with the saved fields, or an error that says why there is none."""
-    name = type(penalty).__name__
-    if not isinstance(saved, dict) or saved.get("class") != name:
-        got = saved.get("class") if isinstance(saved, dict) else saved
-        raise ValueError(f"cannot load a checkpoint made with penalty {got} into an optimizer with penalty {name}")
+    name = None if penalty is None else type(penalty).__name__
+    got = saved.get("class") if isinstance(saved, dict) else saved
+    if got != name:
+        raise ValueError(f"cannot load a parameter group made with penalty {got} into one with penalty {name}")
+    if penalty is None:
+        return None
     fields = {key: value for key, value in saved.items() if key != "class"}
     try:
         return type(penalty)(**fields)

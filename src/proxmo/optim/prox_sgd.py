@@ -23,9 +23,9 @@ class ProxSGD(ProxOptimizer):
         x_{k+1} = \operatorname{prox}_{\mathrm{lr}\cdot\psi}(x_k - \mathrm{lr}\cdot m_k)
 
     Momentum is an average of gradients (torch's SGD with ``dampening=momentum``), not SGD's heavy ball: more of it does
-    not lengthen the step. With it the method converges at any batch size, where the vanilla method (``momentum=0``)
-    stalls at the level of the noise. In the notation of Gao, Rodomanov and Stich (Algorithm 1)
-    lr = 1/M and momentum = 1 − γ.
+    not lengthen the step. With momentum close enough to 1 the method gets as near to a stationary point as you like
+    at any batch size, where the vanilla method (``momentum=0``) stalls at the level of the noise, whatever its lr. In
+    the notation of Gao, Rodomanov and Stich (Algorithm 1) lr = 1/M and momentum = 1 − γ.
 
     Every option may be set per parameter group; ``penalty=None`` is plain SGD. The prox sees ``lr`` as its step, so a
     learning-rate scheduler scales gradient and penalty alike.
@@ -35,8 +35,8 @@ class ProxSGD(ProxOptimizer):
         lr: the step size, a number or a tensor of one element.
         momentum: μ in [0, 1), the weight of the past; 0 keeps no buffer.
         penalty: ψ, or ``None`` for ψ = 0.
-        initial: the first average: ``"gradient"`` for m₀ = g₀, ``"zero"`` for m₀ = 0, in which case the first gradient
-            is not used (a start for ψ = 0 whose error does not depend on the noise).
+        initial: how the average starts: ``"gradient"`` with the first gradient, m₀ = g₀; ``"zero"`` with m₀ = 0, so
+            that the first gradient is not used. Zero suits gradients much noisier than long, without a penalty.
         maximize: maximise f(x) − ψ(x) instead.
         foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
 

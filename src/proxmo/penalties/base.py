@@ -1,28 +1,8 @@
-"""The contract of a penalty: a value, a prox, and two claims about its shape.
-
-A penalty is a small mutable dataclass of plain fields. Its subclasses write two hooks, `_value` and `_prox`, which see
-float32 or float64 tensors with at least one element and a step > 0; everything that all penalties share (checks, half
-precision, `out=`, a step of zero, empty tensors) is done here, once:
-
->>> from dataclasses import dataclass
->>> import torch
->>> from proxmo import Penalty
->>> @dataclass
-... class Anchor(Penalty):  # ψ(x) = s/2·Σ(x − c)²
-...     strength: float
-...     center: float
-...     convex = separable = True
-...     def _value(self, x):
-...         return self.strength / 2 * (x - self.center).square().sum()
-...     def _prox(self, x, step, out):
-...         t = step * self.strength
-...         return torch.div(x + t * self.center, 1 + t, out=out)
->>> Anchor(1.0, center=1.0).prox(torch.tensor([0.0, 3.0]), step=1.0)
-tensor([0.5000, 2.0000])
-"""
+"""The contract of a penalty, and what all penalties share."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
@@ -60,10 +40,30 @@ def widen(x: Tensor) -> Tensor:
 
 @dataclass
 class Penalty(ABC):
-    """A function ψ known through its value and its prox, the base class of all penalties and constraints.
+    """A function ψ known through its value and its prox: the base class of all penalties and constraints.
 
-    Subclasses are dataclasses of plain fields with the hooks ``_value(x)`` and ``_prox(x, step, out)``; annotate a
-    field with one of the types of this module and it is checked whenever it is set.
+    A penalty is a small dataclass of plain fields with two hooks, ``_value(x)`` and ``_prox(x, step, out)``, and two
+    claims about ψ, ``convex`` and ``separable``. The hooks see float32 or float64 tensors with at least one element and
+    a step > 0; checks, half precision, ``out=``, a step of zero and empty tensors are handled for them. ``_prox``
+    writes to ``out`` if it is given (it may be ``x``), or returns a new tensor, which is then copied. Fields of the types in
+    `proxmo.penalties.base` (``NonNegativeFloat``, ``PositiveFloat``, ``AnyFloat``, ``Count``, ``Dim``) are checked
+    whenever they are set. For a set to project onto, see `Constraint`.
+
+    >>> from dataclasses import dataclass
+    >>> import torch, proxmo
+    >>> from proxmo.penalties.base import NonNegativeFloat
+    >>> @dataclass
+    ... class Anchor(proxmo.Penalty):  # ψ(x) = s/2·Σ(x − c)²
+    ...     strength: NonNegativeFloat
+    ...     center: float
+    ...     convex = separable = True
+    ...     def _value(self, x):
+    ...         return self.strength / 2 * (x - self.center).square().sum()
+    ...     def _prox(self, x, step, out):
+    ...         t = step * self.strength
+    ...         return torch.div(x + t * self.center, 1 + t, out=out)
+    >>> Anchor(1.0, center=1.0).prox(torch.tensor([0.0, 3.0]), step=1.0)
+    tensor([0.5000, 2.0000])
     """
 
     convex: ClassVar[bool]
@@ -72,6 +72,11 @@ class Penalty(ABC):
     """Whether ψ is a sum over elements; then its prox acts on each element alone."""
 
     def __setattr__(self, name: str, value: Any) -> None:
+        fields = [field.name for field in dataclasses.fields(self)]
+        if name not in fields:
+            raise AttributeError(
+                f"{type(self).__name__} has no field {name!r}, it has {fields}; a penalty is a @dataclass of such"
+            )
         check = _field_checks(type(self)).get(name)
         super().__setattr__(name, value if check is None else check(f"{type(self).__name__}: {name}", value))
 
@@ -157,6 +162,10 @@ class Constraint(Penalty):
     A point counts as inside when it violates the constraint by rounding only, so that a projected point always is.
     Subclasses write ``_inside(x, slack)``, with ``slack`` the relative violation that rounding explains, and
     ``_project(x, out)``.
+
+    >>> import proxmo
+    >>> isinstance(proxmo.Simplex(), proxmo.Constraint)
+    True
     """
 
     def value(self, x: Tensor) -> Tensor:

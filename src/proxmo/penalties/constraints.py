@@ -1,7 +1,8 @@
 """Constraints: sets that the prox projects onto.
 
 The balls, the simplex and TopK take the whole tensor as one vector, or with `dim` each group as one: everything that
-shares its index along those axes.
+shares its index along those axes. So `Simplex(dim=0)` makes each row of a matrix sum to 1: `dim` says which axes index
+the vectors, where torch's `dim` often says which are summed.
 """
 
 from __future__ import annotations
@@ -176,10 +177,13 @@ class Simplex(Grouped, Constraint):
 
     Args:
         radius: the sum, ≥ 0.
-        dim: the axes that index the groups; ``None`` for the whole tensor.
+        dim: the axes that index the groups; ``None`` for the whole tensor, 0 for each row of a matrix.
 
     >>> Simplex().prox(torch.tensor([0.7, 0.5, -1.0]), step=1.0)
     tensor([0.6000, 0.4000, 0.0000])
+    >>> Simplex(dim=0).prox(torch.tensor([[0.7, 0.5], [3.0, 1.0]]), step=1.0)
+    tensor([[0.6000, 0.4000],
+            [1.0000, 0.0000]])
     """
 
     radius: NonNegativeFloat = 1.0

@@ -36,7 +36,7 @@ def choose(condition: bool | Tensor, yes: float | Tensor, no: float | Tensor) ->
 class L1(Penalty):
     """s·Σ|x|: the lasso, which makes elements exactly zero.
 
-    prox: sign(x)·max(|x| − t, 0).
+    prox: sign(x)·max(|x| − t, 0), t = step·s.
 
     Args:
         strength: s ≥ 0.
@@ -60,7 +60,7 @@ class L1(Penalty):
 class SquaredL2(Penalty):
     """s/2·Σx²: weight decay as a penalty, with an implicit step that is stable for every strength.
 
-    prox: x / (1 + t).
+    prox: x / (1 + t), t = step·s.
 
     Args:
         strength: s ≥ 0.
@@ -110,7 +110,7 @@ class ElasticNet(Penalty):
 class Huber(Penalty):
     """s·Σ h(x), h = x²/2 for |x| ≤ δ and δ(|x| − δ/2) beyond: quadratic near zero, linear far away.
 
-    prox: x / (1 + t) for |x| ≤ δ(1 + t), x − sign(x)·t·δ beyond.
+    prox: x / (1 + t) for |x| ≤ δ(1 + t), x − sign(x)·t·δ beyond; t = step·s.
 
     Args:
         strength: s ≥ 0.
@@ -139,7 +139,7 @@ class Huber(Penalty):
 class L0(Penalty):
     """s·(number of non-zeros): pay for each element that is not zero, however large.
 
-    prox: 0 for |x| ≤ √(2t), else x.
+    prox: 0 for |x| ≤ √(2t), else x; t = step·s.
 
     Args:
         strength: s ≥ 0.
@@ -164,7 +164,7 @@ class L0(Penalty):
 class MCP(Penalty):
     """Minimax concave penalty: Σ(s|x| − x²/(2c)) up to |x| = c·s, constant c·s²/2 beyond: spares large weights.
 
-    prox for step < c: sign(x)·max(|x| − t, 0) / (1 − step/c) for |x| ≤ c·s, else x;
+    prox for step < c: sign(x)·max(|x| − step·s, 0) / (1 − step/c) for |x| ≤ c·s, else x;
     for step ≥ c the subproblem is concave between and the prox jumps: 0 for |x| ≤ s·√(c·step), else x.
 
     Args:
@@ -197,7 +197,7 @@ class MCP(Penalty):
 class SCAD(Penalty):
     """Smoothly clipped absolute deviation: slope s up to |x| = s, then falling to 0 at |x| = a·s, constant beyond.
 
-    prox for step < a − 1: soft threshold t for |x| ≤ s(1 + step), ((a−1)x − sign(x)·a·t)/(a − 1 − step) for
+    prox, t = step·s: for step < a − 1 soft threshold t for |x| ≤ s(1 + step), ((a−1)x − sign(x)·a·t)/(a − 1 − step) for
     |x| ≤ a·s, else x; for a larger step it jumps from the soft threshold to x, at |x| = s(a + 1 + step)/2 while
     step ≤ a + 1 and at s·√((a + 1)·step) beyond.
 
@@ -239,7 +239,8 @@ class SCAD(Penalty):
 class LHalf(Penalty):
     """s·Σ√|x|: between ℓ0 and ℓ1, sparser than ℓ1 and with a closed prox.
 
-    prox: 0 for |x| ≤ θ = (54^⅓/4)·(2t)^⅔, else ⅔·x·(1 + cos(2π/3 − ⅔·arccos((θ/|x|)^1.5/√2))).
+    prox: 0 for |x| ≤ θ = (54^⅓/4)·(2t)^⅔, else ⅔·x·(1 + cos(2π/3 − ⅔·arccos((θ/|x|)^1.5/√2)));
+    t = step·s.
 
     Args:
         strength: s ≥ 0.

@@ -42,7 +42,7 @@ def shrink_groups(x: Tensor, dim: Dim, threshold: float | Tensor, out: Tensor | 
 class GroupL2(Grouped):
     """s·Σ_g ‖x_g‖₂ (ℓ2,1): the group lasso, which makes whole groups exactly zero.
 
-    prox: x_g·max(1 − t/‖x_g‖₂, 0).
+    prox: x_g·max(1 − t/‖x_g‖₂, 0), t = step·s.
 
     Args:
         strength: s ≥ 0.
@@ -69,7 +69,7 @@ class GroupL2(Grouped):
 class GroupLInf(Grouped):
     """s·Σ_g max|x_g| (ℓ∞,1): makes whole groups exactly zero and leaves the others flat at the top.
 
-    prox: cut x_g at ±τ, where what is cut off adds up to t; a group with Σ|x_g| ≤ t vanishes.
+    prox: cut x_g at ±τ, where what is cut off adds up to t; a group with Σ|x_g| ≤ t = step·s vanishes.
 
     Args:
         strength: s ≥ 0.

@@ -1,0 +1,328 @@
+"""From constants of the problem to lr, momentum, horizon and guarantee."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from proxmo import checks
+from proxmo.theory.regimes import REGIMES, regime_named
+
+Initial = Literal["gradient", "zero", "penalty"]
+DEFAULT_HORIZON = 10_000
+
+
+class Rates(NamedTuple):
+    """The step size and the momentum of one iteration.
+
+    >>> Rates(lr=0.1, momentum=0.9)
+    Rates(lr=0.1, momentum=0.9)
+    """
+
+    lr: float
+    momentum: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to set and what it promises; also a schedule of constant `Rates`.
+
+    >>> found = plan(smoothness=1.0, noise_variance=25.0, initial_gap=10.0, horizon=1000)
+    >>> round(found.momentum, 3), found(k=7) == Rates(found.lr, found.momentum)
+    (0.958, True)
+    """
+
+    regime: str
+    lr: float
+    momentum: float
+    M: float
+    gamma: float
+    phi0: float
+    """Φ₀, the potential at the start."""
+    horizon: int
+    """K, the number of steps."""
+    guarantee: float
+    """The bound on E‖∇F‖² at an iterate drawn uniformly from x₁ … x_K."""
+    variance_guarantee: float | None
+    """The bound on E‖m − ∇f‖² at such an iterate, where the regime has one."""
+    inexactness: float | None
+    """The squared prox error S allowed in each step, which the guarantee counts in; ``None`` for an exact prox."""
+
+    def __call__(self, k: int) -> Rates:
+        """The rates of iteration ``k``: always the same."""
+        return Rates(self.lr, self.momentum)
+
+
+def initial_potential(
+    regime: str = "convex",
+    *,
+    smoothness: float,
+    noise_variance: float,
+    initial_gap: float,
+    initial: Initial = "gradient",
+    batch: int = 1,
+    penalty: object | None = None,
+    gradient_norm: float | None = None,
+) -> float:
+    """Φ₀ = F₀ + (α/L)·E‖m₀ − ∇f(x₀)‖² for the three ways to start.
+
+    Args:
+        regime: a name in `REGIMES`, for its α.
+        smoothness: L > 0.
+        noise_variance: σ² ≥ 0.
+        initial_gap: F₀ = F(x₀) − F* ≥ 0.
+        initial: ``"gradient"`` for m₀ = g₀, the mean of ``batch`` samples: the error is σ²/batch; ``"zero"`` for
+            m₀ = 0: it is ‖∇f(x₀)‖² ≤ 2L·F₀ if ψ = 0; ``"penalty"`` for m₀ = −∇ψ(x₀): it is ‖∇F(x₀)‖².
+        batch: samples in the first gradient.
+        penalty: ψ, if there is one; only ``initial="zero"`` asks.
+        gradient_norm: ‖∇F(x₀)‖², for ``initial="penalty"``.
+
+    >>> initial_potential(smoothness=1.0, noise_variance=25.0, initial_gap=10.0)
+    22.5
+    """
+    alpha = regime_named(regime).alpha
+    big_l = checks.more_than(0, "smoothness", smoothness)
+    variance = checks.nonnegative("noise_variance", noise_variance)
+    gap = checks.nonnegative("initial_gap", initial_gap)
+    if initial == "gradient":
+        if checks.count("batch", batch) == 0:
+            raise ValueError("batch must be an integer >= 1, got 0")
+        return gap + alpha / big_l * variance / batch
+    if initial == "zero":
+        if penalty is not None:
+            raise ValueError(
+                "initial='zero' needs ψ = 0: its bound ‖∇f(x₀)‖² ≤ 2L·F₀ on the first momentum error uses that f is F "
+                f"(Theorem 1, non-composite case); got penalty {penalty!r}"
+            )
+        return gap * (1 + 2 * alpha)
+    if initial == "penalty":
+        if gradient_norm is None:
+            raise ValueError("initial='penalty' needs gradient_norm = ‖∇F(x₀)‖², got None")
+        return gap + alpha / big_l * checks.nonnegative("gradient_norm", gradient_norm)
+    raise ValueError(f"initial must be 'gradient', 'zero' or 'penalty', got {initial!r}")
+
+
+def initial_batch(smoothness: float, noise_variance: float, initial_gap: float) -> int:
+    """b₀ = ⌈σ²/(L·F₀)⌉: the first mini-batch with which Φ₀ ≤ (1 + α)·F₀, free of σ.
+
+    >>> initial_batch(smoothness=1.0, noise_variance=25.0, initial_gap=10.0)
+    3
+    """
+    big_l = checks.more_than(0, "smoothness", smoothness)
+    gap = checks.more_than(0, "initial_gap", initial_gap)
+    return max(math.ceil(checks.nonnegative("noise_variance", noise_variance) / (big_l * gap)), 1)
+
+
+def guarantee(
+    M: float,
+    regime: str = "convex",
+    *,
+    smoothness: float,
+    noise_variance: float,
+    phi0: float,
+    horizon: int,
+    inexactness: float = 0.0,
+) -> float:
+    """The bound on the mean of E‖∇F(x₁)‖² … E‖∇F(x_K)‖² with a constant M and the γ of the regime.
+
+    (Φ₀/K + (α/L)·γ²σ²)/c + ratio·S, with S the mean squared prox error where the regime allows one.
+
+    Args:
+        M: 1/lr, at least the regime's floor·L.
+        regime: a name in `REGIMES`.
+        smoothness: L > 0.
+        noise_variance: σ² ≥ 0.
+        phi0: Φ₀ ≥ 0, see `initial_potential`.
+        horizon: K ≥ 1.
+        inexactness: the mean of S over the steps.
+
+    >>> guarantee(20.0, smoothness=1.0, noise_variance=25.0, phi0=10.0, horizon=100)
+    9.0
+    """
+    row = regime_named(regime)
+    big_l = checks.more_than(0, "smoothness", smoothness)
+    variance = checks.nonnegative("noise_variance", noise_variance)
+    start = checks.nonnegative("phi0", phi0) / steps(horizon)
+    error = checks.nonnegative("inexactness", inexactness)
+    if error and row.inexact_ratio is None:
+        raise ValueError(f"inexactness must be 0 in regime {regime!r}, whose proof needs an exact prox; got {error!r}")
+    M = checks.more_than(0, "M", M)
+    return (start + row.noise(M, big_l, variance)) / row.decrease(M, big_l) + (row.inexact_ratio or 0.0) * error
+
+
+def variance_guarantee(
+    M: float, regime: str = "convex", *, smoothness: float, noise_variance: float, phi0: float, horizon: int
+) -> float:
+    """The bound on the mean of E‖m_k − ∇f(x_k)‖² over K steps: momentum reduces the variance at the rate of ‖∇F‖².
+
+    (Φ₀/K + (α/L)·γ²σ²)·N/v. Arguments as for `guarantee`, for the regimes that prove one.
+
+    >>> variance_guarantee(16.0, smoothness=1.0, noise_variance=16.0, phi0=10.0, horizon=160)
+    6.0
+    """
+    row = regime_named(regime)
+    if row.variance_descent is None:
+        proved = [name for name, other in REGIMES.items() if other.variance_descent is not None]
+        raise ValueError(f"regime must be one of {proved}, which bound the variance; got {regime!r}")
+    M, big_l = checks.more_than(0, "M", M), checks.more_than(0, "smoothness", smoothness)
+    start = checks.nonnegative("phi0", phi0) / steps(horizon)
+    rise = row.noise(M, big_l, checks.nonnegative("noise_variance", noise_variance))
+    return (start + rise) * (M - big_l if row.shifted else M) / row.variance_descent
+
+
+def plan(
+    regime: str = "convex",
+    *,
+    smoothness: float,
+    noise_variance: float,
+    initial_gap: float,
+    horizon: int | None = None,
+    target: float | None = None,
+    initial: Initial = "gradient",
+    batch: int = 1,
+    penalty: object | None = None,
+    gradient_norm: float | None = None,
+) -> Plan:
+    """The lr and momentum that theory gives for a horizon, or for a target accuracy, and what they guarantee.
+
+    At the best M the guarantee is at most A·√(L·Φ₀·σ²/K) + B·L·Φ₀/K; for a target ε the horizon is the smallest K for
+    which that is ≤ ε, or ≤ ε/2 in inexact regimes, where the other half is left to prox errors S = ε/(2·ratio).
+
+    Args:
+        regime: a name in `REGIMES`.
+        smoothness: L > 0, of f.
+        noise_variance: σ² ≥ 0, the total variance of a gradient sample.
+        initial_gap: F₀ = F(x₀) − F* ≥ 0, or a bound on it.
+        horizon: K ≥ 1; 10 000 if neither this nor ``target`` is given.
+        target: ε > 0 for the mean of E‖∇F‖²; then the horizon follows.
+        initial: how the average starts, see `initial_potential`; so ``batch``, ``penalty`` and ``gradient_norm``.
+
+    >>> found = plan(smoothness=1.0, noise_variance=25.0, initial_gap=10.0, target=0.1)
+    >>> found.horizon, round(found.lr, 6), round(found.momentum, 4), round(found.guarantee, 4)
+    (1801800, 0.0005, 0.999, 0.1)
+    """
+    row = regime_named(regime)
+    phi0 = initial_potential(
+        regime,
+        smoothness=smoothness,
+        noise_variance=noise_variance,
+        initial_gap=initial_gap,
+        initial=initial,
+        batch=batch,
+        penalty=penalty,
+        gradient_norm=gradient_norm,
+    )
+    if horizon is not None and target is not None:
+        raise ValueError(f"give horizon or target, not both; got horizon={horizon!r} and target={target!r}")
+    error = None
+    if target is not None:
+        epsilon = checks.more_than(0, "target", target)
+        if row.inexact_ratio is not None:
+            epsilon, error = epsilon / 2, inexactness_budget(epsilon, regime)
+        slow = row.rate * math.sqrt(smoothness * phi0 * noise_variance)
+        fast = row.remainder * smoothness * phi0
+        needed = ((slow + math.sqrt(slow**2 + 4 * epsilon * fast)) / (2 * epsilon)) ** 2
+        horizon = max(math.ceil(needed * (1 - 1e-12)), 1)  # a rounding error above an integer is not another step
+    horizon = DEFAULT_HORIZON if horizon is None else steps(horizon)
+    M = row.best_M(smoothness, noise_variance, phi0, horizon)
+    gamma = row.gamma(M, smoothness)
+    known = {"smoothness": smoothness, "noise_variance": noise_variance, "phi0": phi0}
+    return Plan(
+        regime,
+        lr=1 / M,
+        momentum=1 - gamma,
+        M=M,
+        gamma=gamma,
+        phi0=phi0,
+        horizon=horizon,
+        guarantee=guarantee(M, regime, **known, horizon=horizon, inexactness=error or 0.0),
+        variance_guarantee=(
+            None if row.variance_descent is None else variance_guarantee(M, regime, **known, horizon=horizon)
+        ),
+        inexactness=error,
+    )
+
+
+def inexactness_budget(target: float, regime: str = "convex_inexact") -> float:
+    """S = ε/(2·ratio): the squared prox error per step that costs half of the target ε.
+
+    >>> inexactness_budget(0.16, "paper_inexact")
+    0.01
+    """
+    row = regime_named(regime)
+    if row.inexact_ratio is None:
+        allowed = [name for name, other in REGIMES.items() if other.inexact_ratio is not None]
+        raise ValueError(f"regime must be one of {allowed}, which allow an inexact prox; got {regime!r}")
+    return checks.more_than(0, "target", target) / (2 * row.inexact_ratio)
+
+
+def inner_steps(penalty_smoothness: float, M: float) -> int:
+    """T = ⌈κ·ln(1 + 4κ)⌉, κ = (L_ψ + M)/M: gradient steps on the subproblem of a convex smooth ψ that make the prox
+    error at most (M²/16)·‖x⁺ − x‖².
+
+    Args:
+        penalty_smoothness: L_ψ ≥ 0.
+        M: 1/lr > 0.
+
+    >>> inner_steps(penalty_smoothness=90.0, M=10.0)
+    38
+    """
+    kappa = (checks.nonnegative("penalty_smoothness", penalty_smoothness) + M) / checks.more_than(0, "M", M)
+    return math.ceil(kappa * math.log(1 + 4 * kappa))
+
+
+@dataclass(frozen=True)
+class IncreasingSchedule:
+    """Corollary 2: M_k grows with k, so that no horizon has to be fixed in advance.
+
+    M_k = max(c·√((k+1)·L·σ²/Φ₀), 4L), γ_k = 3L/(M_k − L), and the iterate x_i is drawn with probability ∝ 1/M_{i−1}.
+
+    Args:
+        smoothness: L > 0.
+        noise_variance: σ² ≥ 0.
+        phi0: Φ₀ > 0 of the regime ``"paper"``.
+        growth: c > 0; 1 in the paper, the default 3^1.5/2 gives a smaller bound.
+
+    >>> schedule = IncreasingSchedule(smoothness=1.0, noise_variance=25.0, phi0=10.0)
+    >>> [round(1 / schedule(k).lr, 1) for k in (0, 9, 99)]
+    [4.1, 13.0, 41.1]
+    """
+
+    smoothness: float
+    noise_variance: float
+    phi0: float
+    growth: float = 3**1.5 / 2
+
+    def __post_init__(self) -> None:
+        for name, bound in (("smoothness", 0), ("phi0", 0), ("growth", 0)):
+            checks.more_than(bound, name, getattr(self, name))
+        checks.nonnegative("noise_variance", self.noise_variance)
+
+    def M(self, k: int) -> float:
+        """M_k."""
+        grown = self.growth * math.sqrt((k + 1) * self.smoothness * self.noise_variance / self.phi0)
+        return max(grown, REGIMES["paper"].floor * self.smoothness)
+
+    def __call__(self, k: int) -> Rates:
+        """lr = 1/M_k and momentum = 1 − γ_k."""
+        M = self.M(k)
+        return Rates(1 / M, 1 - REGIMES["paper"].gamma(M, self.smoothness))
+
+    def weight(self, i: int) -> float:
+        """The weight 1/M_{i−1} of the iterate x_i, i ≥ 1, in the draw of the output."""
+        return 1 / self.M(i - 1)
+
+    def guarantee(self, horizon: int) -> float:
+        """The bound on E‖∇F‖² at the weighted random iterate: (48·Φ₀ + 324·L·σ²·Σ1/M_k²) / Σ1/M_k."""
+        row = REGIMES["paper"]
+        inverses = [1 / self.M(k) for k in range(steps(horizon))]
+        noise = 2 * row.alpha * row.gain**2 * self.smoothness * self.noise_variance
+        return (self.phi0 + noise * math.fsum(w * w for w in inverses)) / (row.descent * math.fsum(inverses))
+
+
+def steps(horizon: int) -> int:
+    """``horizon`` if it is an integer ≥ 1, else an error."""
+    if checks.count("horizon", horizon) < 1:
+        raise ValueError(f"horizon must be an integer >= 1, got {horizon!r}")
+    return int(horizon)

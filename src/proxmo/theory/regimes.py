@@ -1,0 +1,125 @@
+"""The seven descent proofs: what each asks for, and the constants that everything else follows from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Regime:
+    """The constants of one proof; see `REGIMES`. N stands for M − L in the rows of the paper and for M in the others.
+
+    >>> REGIMES["convex"].gamma(M=4.0, smoothness=1.0)
+    0.5
+    """
+
+    name: str
+    source: str
+    """Where it is proved."""
+    needs: str
+    """What it asks of ψ and of the prox."""
+    floor: float
+    """M ≥ floor·L; the smallest M at which γ ≤ 1."""
+    gain: float
+    """γ = gain·L/N."""
+    alpha: float
+    """The weight of the momentum error in Φ is α/L."""
+    descent: float
+    """c ≥ descent/M."""
+    slope: float
+    """The best M grows as slope·√(K·L·σ²/Φ₀)."""
+    remainder: float
+    """B in the rate A·√(L·Φ₀·σ²/K) + B·L·Φ₀/K."""
+    shifted: bool
+    """Whether N = M − L."""
+    variance_descent: float | None = None
+    """In place of ∇F, Φ falls by variance_descent/N times E‖m − ∇f‖²; ``None`` where that is not proved."""
+    inexact_ratio: float | None = None
+    """What the mean squared prox error adds to the mean of E‖∇F‖², per unit; ``None`` where the prox is exact."""
+
+    @property
+    def rate(self) -> float:
+        """A in the rate A·√(L·Φ₀·σ²/K) + B·L·Φ₀/K."""
+        return 2 * self.slope / self.descent
+
+    def gamma(self, M: float, smoothness: float) -> float:
+        """γ for this M, or an error if M is not admissible."""
+        lowest = self.floor * smoothness
+        if lowest * (1 - 1e-12) > M:  # a rounding error below is not a mistake
+            raise ValueError(
+                f"M must be at least {self.floor:g}·smoothness = {lowest:g}, or gamma exceeds 1 and "
+                f"the descent of {self.source} fails; got M = {M!r}"
+            )
+        return min(self.gain * smoothness / self._scale(M, smoothness), 1.0)
+
+    def decrease(self, M: float, smoothness: float) -> float:
+        """c, by how much Φ falls per unit of E‖∇F‖²."""
+        if self.shifted:
+            return 2 * self.descent * (M - smoothness) / (M**2 + smoothness**2)
+        return self.descent / M
+
+    def noise(self, M: float, smoothness: float, noise_variance: float) -> float:
+        """(α/L)·γ²σ², by how much noise raises Φ in a step."""
+        return self.alpha / smoothness * self.gamma(M, smoothness) ** 2 * noise_variance
+
+    def best_M(self, smoothness: float, noise_variance: float, phi0: float, horizon: int) -> float:
+        """The M of the guarantee: it balances the start, which fades as M/K, against the noise, which fades as 1/M."""
+        lowest = self.floor * smoothness
+        grown = self.slope * math.sqrt(horizon * smoothness * noise_variance / phi0) if phi0 else 0.0
+        return lowest + grown if self.shifted else max(lowest, grown)
+
+    def _scale(self, M: float, smoothness: float) -> float:
+        return M - smoothness if self.shifted else M
+
+
+def _of_paper(name: str, source: str, needs: str, **constants: Any) -> Regime:
+    return Regime(name, source, needs, shifted=True, **constants)
+
+
+def _sharpened(name: str, needs: str, *, floor: float, alpha: float, descent: float, **extra: Any) -> Regime:
+    # γ = floor·L/M is 1 at the smallest M. With c = descent/M the bound is M·Φ₀/(c·K) + α·gain²·L·σ²/(c·M), least at
+    # M = √α·gain·√(K·L·σ²/Φ₀), and floor·L·Φ₀/(c·K) remains without noise.
+    slope = math.sqrt(alpha) * floor
+    constants = {"floor": floor, "gain": floor, "alpha": alpha, "descent": descent, "slope": slope}
+    return Regime(name, "docs/theory.md", needs, remainder=floor / descent, shifted=False, **constants, **extra)
+
+
+_ROOT2 = math.sqrt(2)
+REGIMES: dict[str, Regime] = {
+    regime.name: regime
+    for regime in (
+        _of_paper(
+            "paper", "Corollary 1", "a prox step that does not raise its subproblem",
+            floor=4, gain=3, alpha=3 / 8, descent=1 / 48, slope=3**1.5 / 2, remainder=192, variance_descent=1 / 8,
+        ),
+        _of_paper(
+            "paper_refined", "Theorem 2", "a prox step that does not raise its subproblem",
+            floor=1 + 3 * _ROOT2, gain=3 * _ROOT2, alpha=3 * _ROOT2 / 8, descent=1 / 48, slope=3**1.5 / 2**0.75,
+            remainder=144 * _ROOT2, variance_descent=9 / 8,
+        ),
+        _of_paper(
+            "paper_inexact", "Theorem 3", "an inexact prox step that does not raise its subproblem",
+            floor=4, gain=math.sqrt(152 / 17), alpha=math.sqrt(19 / 136), descent=1 / 68, slope=math.sqrt(8),
+            remainder=272, inexact_ratio=8,
+        ),
+        _sharpened("convex", "ψ convex", floor=2, alpha=1 / 2, descent=1 / 2, variance_descent=1 / 2),
+        _sharpened("monotone", "a prox step that does not raise its subproblem", floor=3, alpha=1 / 4, descent=3 / 8),
+        _sharpened(
+            "convex_inexact", "ψ convex, an inexact prox step", floor=2, alpha=1 / 2, descent=1 / 4, inexact_ratio=4
+        ),
+        _sharpened(
+            "monotone_inexact", "an inexact prox step that does not raise its subproblem",
+            floor=4, alpha=1 / 4, descent=1 / 8, inexact_ratio=2,
+        ),
+    )
+}  # fmt: skip
+"""The seven descent proofs by name: three of the paper, with its errors mended, and four with sharper constants."""
+
+
+def regime_named(name: str) -> Regime:
+    """The regime of that name, or an error that lists them."""
+    if name not in REGIMES:
+        raise ValueError(f"regime must be one of {list(REGIMES)}, got {name!r}")
+    return REGIMES[name]

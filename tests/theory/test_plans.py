@@ -1,0 +1,190 @@
+"""Plans: the formulas of the theorems, their errors, and that plans keep what they promise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from proxmo import L1, theory
+from proxmo.theory import REGIMES
+
+KNOWN = {"smoothness": 2.0, "noise_variance": 9.0, "initial_gap": 3.0}
+
+
+def test_the_seven_regimes() -> None:
+    assert list(REGIMES) == [
+        "paper", "paper_refined", "paper_inexact", "convex", "monotone", "convex_inexact", "monotone_inexact",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "remainder"),
+    [
+        ("paper", 48 * 3**1.5, 192),
+        ("paper_refined", 96 * 3**1.5 / 2**0.75, 144 * math.sqrt(2)),
+        ("paper_inexact", 136 * math.sqrt(8), 272),
+        ("convex", 4 * math.sqrt(2), 4),
+        ("monotone", 8, 8),
+        ("convex_inexact", 8 * math.sqrt(2), 8),
+        ("monotone_inexact", 32, 32),
+    ],
+)
+def test_rates_of_the_literature(name: str, rate: float, remainder: float) -> None:
+    """A and B as they are stated in the theorems; in the table they follow from the other constants."""
+    assert REGIMES[name].rate == pytest.approx(rate, rel=1e-14)
+    assert REGIMES[name].remainder == pytest.approx(remainder, rel=1e-14)
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_a_plan_for_a_horizon(name: str) -> None:
+    plan = theory.plan(name, **KNOWN, horizon=5000)
+    row = REGIMES[name]
+    assert plan.horizon == 5000
+    assert plan.lr == 1 / plan.M
+    assert plan.momentum == 1 - plan.gamma
+    assert plan.phi0 == 3.0 + row.alpha / 2.0 * 9.0
+    s = math.sqrt(5000 * 2.0 * 9.0 / plan.phi0)
+    grown = row.slope * s
+    expected = row.floor * 2 + grown if name.startswith("paper") else max(row.floor * 2, grown)
+    assert math.isclose(plan.M, expected)
+    assert plan.guarantee == theory.guarantee(
+        plan.M, name, smoothness=2.0, noise_variance=9.0, phi0=plan.phi0, horizon=5000
+    )
+    assert plan.guarantee <= row.rate * math.sqrt(2 * plan.phi0 * 9 / 5000) + row.remainder * 2 * plan.phi0 / 5000
+    assert (plan.variance_guarantee is None) == (row.variance_descent is None)
+
+
+@pytest.mark.parametrize("name", REGIMES)
+@pytest.mark.parametrize("target", [10.0, 0.1, 1e-3])
+@pytest.mark.parametrize("variance", [0.0, 9.0])
+def test_a_plan_for_a_target_is_the_shortest_that_the_bound_allows(name: str, target: float, variance: float) -> None:
+    plan = theory.plan(name, smoothness=2.0, noise_variance=variance, initial_gap=3.0, target=target)
+    assert plan.guarantee <= target * (1 + 1e-12)
+    row = REGIMES[name]
+    aim = target if row.inexact_ratio is None else target / 2
+
+    def bound(horizon: int) -> float:
+        return row.rate * math.sqrt(2 * plan.phi0 * variance / horizon) + row.remainder * 2 * plan.phi0 / horizon
+
+    assert bound(plan.horizon) <= aim * (1 + 1e-12)
+    shorter = math.floor(plan.horizon * (1 - 1e-9)) - 1  # floats do not resolve one step in 10¹²
+    assert plan.horizon == 1 or bound(shorter) > aim
+    if row.inexact_ratio is not None:
+        assert plan.inexactness == theory.inexactness_budget(target, name)
+
+
+def test_known_horizons() -> None:
+    """L = 1, σ² = 25, Φ₀ = 10, ε = 0.1: the sharpened constants need two thousand times fewer steps."""
+
+    def horizon(name: str) -> int:
+        gap = 10.0 - REGIMES[name].alpha * 25.0 / 100
+        return theory.plan(name, smoothness=1.0, noise_variance=25.0, initial_gap=gap, batch=100, target=0.1).horizon
+
+    assert horizon("paper") == 1_555_238_400
+    assert horizon("convex") == pytest.approx(8.0e5, rel=0.01)
+
+
+def test_the_three_starts() -> None:
+    known = {"smoothness": 2.0, "noise_variance": 9.0, "initial_gap": 3.0}
+    assert theory.initial_potential("convex", **known) == 3 + 0.5 / 2 * 9
+    assert theory.initial_potential("convex", **known, batch=3) == 3 + 0.5 / 2 * 3
+    assert theory.initial_potential("convex", **known, initial="zero") == 3 * 2
+    assert theory.initial_potential("convex", **known, initial="penalty", gradient_norm=8.0) == 3 + 0.5 / 2 * 8
+
+
+def test_the_initial_batch_frees_the_start_from_the_noise() -> None:
+    for variance in (0.0, 0.5, 9.0, 1234.5):
+        batch = theory.initial_batch(2.0, variance, 3.0)
+        for name, row in REGIMES.items():
+            phi0 = theory.initial_potential(name, smoothness=2.0, noise_variance=variance, initial_gap=3.0, batch=batch)
+            assert phi0 <= (1 + row.alpha) * 3.0 * (1 + 1e-12)
+
+
+def test_without_noise_the_step_is_the_longest_allowed() -> None:
+    plan = theory.plan(smoothness=2.0, noise_variance=0.0, initial_gap=3.0, horizon=100)
+    assert plan.M == 4.0
+    assert plan.momentum == 0.0
+
+
+def test_at_the_optimum_there_is_nothing_to_do() -> None:
+    plan = theory.plan(smoothness=1.0, noise_variance=0.0, initial_gap=0.0, target=0.1)
+    assert plan.guarantee == 0
+    assert plan.horizon == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"regime": "magic"}, r"regime must be one of \['paper', .*, got 'magic'"),
+        ({"smoothness": 0.0}, "smoothness must be a finite number > 0, got 0.0"),
+        ({"noise_variance": -1.0}, "noise_variance must be a finite number >= 0, got -1.0"),
+        ({"initial_gap": -1.0}, "initial_gap must be a finite number >= 0, got -1.0"),
+        ({"horizon": 0}, "horizon must be an integer >= 1, got 0"),
+        ({"horizon": 10, "target": 0.1}, "give horizon or target, not both"),
+        ({"target": 0.0}, "target must be a finite number > 0, got 0.0"),
+        ({"initial": "luck"}, "initial must be 'gradient', 'zero' or 'penalty', got 'luck'"),
+        (
+            {"initial": "zero", "penalty": L1(0.1)},
+            r"initial='zero' needs ψ = 0: .*Theorem 1.*got penalty L1\(strength=0.1\)",
+        ),
+        ({"initial": "penalty"}, "initial='penalty' needs gradient_norm"),
+        ({"batch": 0}, "batch must be an integer >= 1, got 0"),
+    ],
+)
+def test_bad_plans(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        theory.plan(**{**KNOWN, **changes})
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_an_M_below_the_floor_is_refused_with_its_theorem(name: str) -> None:
+    row = REGIMES[name]
+    known = {"smoothness": 2.0, "noise_variance": 9.0, "phi0": 3.0, "horizon": 10}
+    assert theory.guarantee(2 * row.floor, name, **known) > 0
+    with pytest.raises(
+        ValueError, match=rf"M must be at least .* gamma exceeds 1 and the descent of {row.source} fails"
+    ):
+        theory.guarantee(2 * row.floor * 0.999, name, **known)
+    assert row.gamma(2 * row.floor, 2.0) == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_a_regime_does_not_prove_is_refused() -> None:
+    known = {"smoothness": 1.0, "noise_variance": 1.0, "phi0": 1.0, "horizon": 10}
+    with pytest.raises(ValueError, match="inexactness must be 0 in regime 'convex'"):
+        theory.guarantee(10.0, "convex", **known, inexactness=0.1)
+    with pytest.raises(ValueError, match=r"regime must be one of \['paper', 'paper_refined', 'convex'\]"):
+        theory.variance_guarantee(10.0, "monotone", **known)
+    with pytest.raises(ValueError, match="which allow an inexact prox; got 'convex'"):
+        theory.inexactness_budget(0.1, "convex")
+
+
+def test_inner_steps_reach_the_criterion() -> None:
+    """Gradient descent with step 1/(L_ψ+M) on the worst quadratic ψ in one dimension, from x_k."""
+    for smooth_psi, M in ((0.0, 1.0), (9.0, 1.0), (1e3, 10.0), (3.0, 100.0)):
+        steps = theory.inner_steps(smooth_psi, M)
+        for curvature in (0.0, smooth_psi / 100, smooth_psi):  # Ω' = slope·x − 1 from x = 0
+            slope = curvature + M
+            x = 0.0
+            for _ in range(steps):
+                x -= (slope * x - 1) / (smooth_psi + M)
+            assert (slope * x - 1) ** 2 <= M**2 / 16 * x**2 * (1 + 1e-9)
+
+
+def test_the_increasing_schedule() -> None:
+    schedule = theory.IncreasingSchedule(smoothness=2.0, noise_variance=9.0, phi0=3.0, growth=1.0)
+    for k in (0, 1, 50, 10_000):
+        M = max(math.sqrt((k + 1) * 2 * 9 / 3), 8.0)
+        rates = schedule(k)
+        assert rates.lr == pytest.approx(1 / M)
+        assert rates.momentum == pytest.approx(1 - 6 / (M - 2))
+        assert schedule.weight(k + 1) == pytest.approx(1 / M)
+    assert schedule(0).momentum == 0.0  # γ = 1 at M = 4L
+    for horizon in (1, 100, 20_000):
+        relaxed = 372 * math.log(math.e * horizon) * max(math.sqrt(2 * 3 * 9 / horizon), 4 * 2 * 3 / horizon)
+        assert schedule.guarantee(horizon) <= relaxed
+    better = theory.IncreasingSchedule(smoothness=2.0, noise_variance=9.0, phi0=3.0)
+    assert better.guarantee(20_000) < schedule.guarantee(20_000)
+    with pytest.raises(ValueError, match="phi0 must be a finite number > 0"):
+        theory.IncreasingSchedule(smoothness=2.0, noise_variance=9.0, phi0=0.0)
