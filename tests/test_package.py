@@ -48,7 +48,8 @@ def test_readme_lists_every_penalty_with_its_arguments() -> None:
             assert f"| `{name}({arguments})` |" in README
 
 
-def test_readme_code_prints_what_it_says() -> None:
+def test_readme_code_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, flags=re.DOTALL)
     assert len(blocks) == README.count("```python")
     for code, expected in blocks:

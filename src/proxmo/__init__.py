@@ -10,7 +10,10 @@ tensor([[ 0.9000, -1.9000],
         [ 0.0000,  0.0000]])
 """
 
+from importlib.metadata import version
+
 from proxmo import theory
+from proxmo.iterates import RandomIterate
 from proxmo.optim import ProxOptimizer, ProxSGD, Sparsity
 from proxmo.penalties import (
     L0,
@@ -37,6 +40,9 @@ from proxmo.penalties import (
     SquaredL2,
     TopK,
 )
+from proxmo.schedules import RateScheduler
+
+__version__ = version("proxmo")
 
 __all__ = [
     "L0",
@@ -59,7 +65,9 @@ __all__ = [
     "Penalty",
     "ProxOptimizer",
     "ProxSGD",
+    "RandomIterate",
     "Rank",
+    "RateScheduler",
     "Simplex",
     "SparseGroup",
     "Sparsity",

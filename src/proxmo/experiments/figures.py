@@ -10,12 +10,12 @@ from proxmo.experiments import synthetic
 
 # Okabe and Ito's palette: distinct for colour-blind readers too
 MOMENTUM, *VANILLA = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
-FAINT = 0.25
+FAINT = 0.15
 MAX_SAMPLES = 1e5
 
 
 def draw_synthetic(results: synthetic.Results) -> Figure:
-    """‖∇F‖² against gradient samples, one panel per noise level: faint one run, bold the mean over seeds."""
+    """‖∇F‖² against gradient samples, one panel per noise level: thin one run, thick the mean over seeds."""
     figure = Figure(figsize=(13, 4.4), layout="constrained")
     panels = figure.subplots(1, len(synthetic.SIGMAS), sharey=True)
     for axes, sigma in zip(panels, synthetic.SIGMAS, strict=True):
@@ -24,14 +24,16 @@ def draw_synthetic(results: synthetic.Results) -> Figure:
         tuned = results.best("momentum", sigma)
         _draw_cell(axes, results, tuned, "momentum, batch 1", MOMENTUM)
         axes.axhline(synthetic.TOLERANCE, color="black", linestyle=":", linewidth=1)
-        axes.annotate("tolerance", (1.2, synthetic.TOLERANCE), va="bottom", fontsize=9)
-        title = f"σ = {sigma:g} (momentum tuned to γ = {results.cells[tuned].gamma:g})"
+        axes.annotate("tolerance 0.02", (1.2, synthetic.TOLERANCE), va="bottom", fontsize=9)
+        title = f"σ = {sigma:g} (momentum with γ = {results.cells[tuned].gamma:g})"
         axes.set(xscale="log", yscale="log", title=title, xlabel="gradient samples")
         axes.set_xlim(1, MAX_SAMPLES)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("‖∇F(x)‖²")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle(f"Synthetic quadratic: faint one run, bold the mean of {results.seeds} seeds, each method tuned")
+    figure.suptitle(
+        f"10⁴ iterations on the noisy quadratic, M and γ tuned. Thin: one run; thick: mean of {results.seeds}"
+    )
     return figure
 
 

@@ -78,9 +78,8 @@ class Results:
         return self._indices(method, sigma, **settings)[0]
 
     def best(self, method: str, sigma: float, batch: int = 1) -> int:
-        """The tuned cell: fewest samples to the tolerance, or where none gets there the smallest error at the end."""
-        candidates = self._indices(method, sigma, batch=batch)
-        return min(candidates, key=lambda i: (self.cells[i].median_samples or math.inf, self.cells[i].stationary))
+        """The index of the tuned cell: the one with the smallest error at the end."""
+        return min(self._indices(method, sigma, batch=batch), key=lambda i: self.cells[i].stationary)
 
     def _indices(self, method: str, sigma: float, **settings: float) -> list[int]:
         wanted = {"method": method, "sigma": sigma, **settings}
@@ -88,8 +87,9 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """Every number of the table, for programs."""
+        problem = {"dimension": DIMENSION, "smoothness": SMOOTHNESS, "curvature": CURVATURE, "start": START}
         settings = {"seeds": self.seeds, "iterations": self.iterations, "tolerance": TOLERANCE}
-        return {**settings, "cells": [asdict(cell) for cell in self.cells]}
+        return {**problem, **settings, "cells": [asdict(cell) for cell in self.cells]}
 
 
 def grid() -> list[Cell]:

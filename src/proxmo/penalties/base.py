@@ -45,9 +45,9 @@ class Penalty(ABC):
     A penalty is a small dataclass of plain fields with two hooks, ``_value(x)`` and ``_prox(x, step, out)``, and two
     claims about ψ, ``convex`` and ``separable``. The hooks see float32 or float64 tensors with at least one element and
     a step > 0; checks, half precision, ``out=``, a step of zero and empty tensors are handled for them. ``_prox``
-    writes to ``out`` if it is given (it may be ``x``), or returns a new tensor, which is then copied. Fields of the types in
-    `proxmo.penalties.base` (``NonNegativeFloat``, ``PositiveFloat``, ``AnyFloat``, ``Count``, ``Dim``) are checked
-    whenever they are set. For a set to project onto, see `Constraint`.
+    writes to ``out`` if it is given (it may be ``x``), or returns a new tensor, which is then copied. Fields of the
+    types in `proxmo.penalties.base` (``NonNegativeFloat``, ``PositiveFloat``, ``AnyFloat``, ``Count``, ``Dim``) are
+    checked whenever they are set. For a set to project onto, see `Constraint`.
 
     >>> from dataclasses import dataclass
     >>> import torch, proxmo
