@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 from proxmo import theory
 from proxmo.iterates import RandomIterate
-from proxmo.optim import ProxOptimizer, ProxSGD, Sparsity
+from proxmo.optim import AutoProxSGD, Certificate, ProxOptimizer, ProxSGD, Sparsity
 from proxmo.penalties import (
     L0,
     L1,
@@ -49,7 +49,9 @@ __all__ = [
     "L1",
     "MCP",
     "SCAD",
+    "AutoProxSGD",
     "Box",
+    "Certificate",
     "Constraint",
     "ElasticNet",
     "GroupL2",

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import proxmo
+from proxmo import theory
 from proxmo.experiments import synthetic
 from proxmo.files import written_whole
 
@@ -70,13 +71,84 @@ def reproduce(
     console.print(f"figure:  {figure_path}\nnumbers: {numbers_path}", highlight=False)
 
 
+@app.command()
+def plan(
+    smoothness: Annotated[float, typer.Option(help="L, the smoothness of f.")],
+    noise_variance: Annotated[float, typer.Option(help="σ², the total variance of a gradient sample.")],
+    initial_gap: Annotated[float, typer.Option(help="F(x₀) − F*, or a bound on it.")],
+    horizon: Annotated[int | None, typer.Option(help="How many steps; or give a target.")] = None,
+    target: Annotated[float | None, typer.Option(help="What the mean of ‖∇F‖² should be at most.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in the first gradient.")] = 1,
+) -> None:
+    """Which lr and momentum theory gives, in each of its regimes, and what it promises."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("regime", no_wrap=True)
+    for column in ("lr", "momentum", "steps", "‖∇F‖²≤", "‖m−∇f‖²≤", "prox error"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name in theory.REGIMES:
+        try:
+            found = theory.plan(
+                name,
+                smoothness=smoothness,
+                noise_variance=noise_variance,
+                initial_gap=initial_gap,
+                horizon=horizon,
+                target=target,
+                batch=batch,
+            )
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        table.add_row(
+            name,
+            f"{found.lr:.2g}",
+            f"1−{found.gamma:.2g}" if found.gamma < 1 else "0",
+            f"{found.horizon:,}" if found.horizon < 1e7 else f"{found.horizon:.2e}",
+            f"{found.guarantee:.2g}",
+            "" if found.variance_guarantee is None else f"{found.variance_guarantee:.2g}",
+            "" if found.inexactness is None else f"{found.inexactness:.2g}",
+        )
+    console = Console()
+    console.print(table)
+    for regime in theory.REGIMES.values():
+        console.print(f"{regime.name}: needs {regime.needs} ({regime.source})", highlight=False, style="dim")
+
+
+@app.command()
+def verify(
+    horizon: Annotated[int, typer.Option(min=10, help="Steps of each Monte Carlo run.")] = 500,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Put every lemma and theorem to the test: what was observed beside what was promised."""
+    from proxmo.experiments.verification import Check, all_checks
+
+    console = Console()
+    found: list[Check] = []
+    with Progress(console=console, disable=quiet) as progress:
+        for check in progress.track(all_checks(horizon), description="checks"):
+            found += check()
+    table = Table(
+        title="slack: the bound over what was observed, at its tightest", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    table.add_column("statement")
+    table.add_column("where")
+    for column in ("observed", "bound", "slack", "holds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found:
+        numbers = (f"{one.observed:.3g}", f"{one.bound:.3g}", f"{one.slack:.3g}")
+        table.add_row(one.statement, one.where, *numbers, "yes" if one.holds else "NO")
+    console.print(table)
+    if not all(one.holds for one in found):
+        raise typer.Exit(code=1)
+
+
 def summary(results: synthetic.Results) -> Table:
     """The settings that the paper names and the best of each method, beside what the paper says of them."""
     table = Table(
         title=f"‖∇F‖² on the quadratic, seeds: {results.seeds}",
         caption="M = 1/lr and γ = 1 − momentum, vanilla is momentum 0, ×16 a batch of 16; starred: the best M and γ of "
         "the grid by error. Reached: share of seeds that were at or below 0.02 at some time in 10⁴ iterations; "
-        "samples: the median until then. Error: mean over the last tenth; theory: its limit. ✓ or ✗: as the paper or not.",
+        "samples: the median until then. Error: mean over the last tenth; theory: its limit. "
+        "✓ or ✗: as in the paper or not.",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )

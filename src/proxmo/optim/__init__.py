@@ -1,6 +1,7 @@
 """Optimizers: one method per file on the base that takes the step."""
 
-from proxmo.optim.base import ProxOptimizer, Sparsity
+from proxmo.optim.auto import AutoProxSGD
+from proxmo.optim.base import Certificate, ProxOptimizer, Sparsity
 from proxmo.optim.prox_sgd import ProxSGD
 
-__all__ = ["ProxOptimizer", "ProxSGD", "Sparsity"]
+__all__ = ["AutoProxSGD", "Certificate", "ProxOptimizer", "ProxSGD", "Sparsity"]

@@ -35,6 +35,15 @@ class Sparsity(NamedTuple):
     """The share of the penalty's groups that are entirely zero; ``None`` if the penalty has no groups."""
 
 
+class Certificate(NamedTuple):
+    """What a step to x⁺ = prox(x − lr·direction) proves about the point that it reached."""
+
+    subgradient: Tensor
+    """(x − x⁺)/lr − direction, a subgradient of ψ at x⁺: with ∇f(x⁺) it makes a gradient of F, kinks or not."""
+    direction: Tensor
+    """The estimate of ∇f(x) that the step used."""
+
+
 class ProxOptimizer(Optimizer):
     """The base class of all methods: ``step`` moves each parameter to prox_{lr·ψ}(x − lr·direction).
 
@@ -49,8 +58,32 @@ class ProxOptimizer(Optimizer):
     True
     """
 
+    certify: bool = False
+    """Whether ``step`` keeps its `Certificate` for each parameter, two more copies of them. Not part of the state."""
+
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         super().__init__(params, defaults)
+        self._certificates: dict[Tensor, Certificate] = {}
+
+    def has_certificate(self, params: list[Tensor]) -> bool:
+        """Whether the last steps left a certificate for all of these parameters."""
+        return all(p in self._certificates for p in params)
+
+    def certificate(self, param: Tensor) -> Certificate:
+        """What the last step made sure of for this parameter; set ``certify = True`` before it.
+
+        >>> import torch, proxmo
+        >>> x = torch.tensor([2.0, 0.1], requires_grad=True)
+        >>> optimizer = proxmo.ProxSGD([x], lr=0.5, penalty=proxmo.L1(1.0))
+        >>> optimizer.certify = True
+        >>> x.grad = torch.zeros(2)
+        >>> optimizer.step()
+        >>> optimizer.certificate(x).subgradient
+        tensor([1.0000, 0.2000])
+        """
+        if param not in self._certificates:
+            raise RuntimeError("no step has left a certificate for this parameter; set certify = True before the step")
+        return self._certificates[param]
 
     @abstractmethod
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
@@ -75,11 +108,15 @@ class ProxOptimizer(Optimizer):
                 loss = closure()
         if not torch.compiler.is_compiling():
             self._check_step()
+        self._take_step()
+        return loss
+
+    def _take_step(self) -> None:
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
-                _proximal_step(params, self._directions(group, params), group)
-        return loss
+                certificates = self._certificates if self.certify else None
+                _proximal_step(params, self._directions(group, params), group, certificates)
 
     @torch.no_grad()
     def penalty_value(self) -> Tensor:
@@ -133,6 +170,7 @@ class ProxOptimizer(Optimizer):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._certificates = {}
         # Called by unpickling, with live penalties, and at the end of `load_state_dict`, with plain ones that update
         # those of the present groups. The plain ones are all checked before anything is changed.
         updates: dict[int, tuple[Penalty, Penalty]] = {}
@@ -179,18 +217,27 @@ def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
     return all(type(t) in (Tensor, Parameter) for t in tensors) if choice is None else choice
 
 
-def _proximal_step(params: list[Tensor], directions: list[Tensor], group: Group) -> None:
+def _proximal_step(
+    params: list[Tensor], directions: list[Tensor], group: Group, certificates: dict[Tensor, Certificate] | None = None
+) -> None:
     lr, penalty = group["lr"], group["penalty"]
     lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
     sign = 1 if group["maximize"] else -1
     if penalty is None:
         _add_scaled(params, directions, lr, sign, group["foreach"])
+        if certificates is not None:
+            certificates.update(
+                (p, Certificate(torch.zeros_like(p), d.clone())) for p, d in zip(params, directions, strict=True)
+            )
         return
     # half precision rounds once, after the prox: two small moves may each be lost where their sum is not
     points = [widen(p) for p in params]
     _add_scaled(points, [widen(d) for d in directions], lr, sign, group["foreach"])
-    for param, point in zip(params, points, strict=True):
+    for param, point, direction in zip(params, points, directions, strict=True):
+        moved = point.clone() if certificates is not None else None
         penalty.apply(point, lr, out=point)
+        if certificates is not None and moved is not None:
+            certificates[param] = Certificate(moved.sub_(point).div_(lr), direction.clone())
         if point is not param:
             param.copy_(point)
 

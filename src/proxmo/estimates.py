@@ -1,0 +1,205 @@
+"""Constants of a problem, measured from a model and its data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from proxmo import checks
+from proxmo.penalties.base import Penalty
+
+PROBE = 1e-3  # how far secants reach, relative to 1 + ‖x‖
+DIRECTIONS = 5
+
+
+@dataclass(frozen=True)
+class Estimates(Mapping[str, float]):
+    """What `theory.plan` asks for, as a mapping, so that ``plan(**estimates, horizon=…)`` works; prints as a table.
+
+    >>> print(Estimates(smoothness=1.5, noise_variance=4.0, noise_interval=(3.0, 5.0), initial_gap=2.0, samples=16))
+    smoothness L         1.5
+    noise variance σ²    4     (95%: 3 to 5)
+    initial gap F₀       2
+    """
+
+    smoothness: float
+    """L, the largest ‖∇²f·v‖ over the directions tried."""
+    noise_variance: float
+    """σ², the variance of a gradient sample."""
+    noise_interval: tuple[float, float]
+    """A 95% confidence interval for σ²."""
+    initial_gap: float
+    """F(x₀) minus the lower bound given for F*."""
+    samples: int
+    """How many samples were used."""
+
+    _KEYS = ("smoothness", "noise_variance", "initial_gap")
+
+    def __getitem__(self, key: str) -> float:
+        if key not in self._KEYS:
+            raise KeyError(key)
+        value: float = getattr(self, key)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._KEYS)
+
+    def __len__(self) -> int:
+        return len(self._KEYS)
+
+    def __str__(self) -> str:
+        low, high = self.noise_interval
+        return (
+            f"smoothness L         {self.smoothness:.3g}\n"
+            f"noise variance σ²    {self.noise_variance:<5.3g} (95%: {low:.3g} to {high:.3g})\n"
+            f"initial gap F₀       {self.initial_gap:.3g}"
+        )
+
+
+@overload
+def estimate_constants(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    loader: Iterable[tuple[Any, Any]],
+    /,
+    *,
+    penalty: Penalty | None = None,
+    lower_bound: float = 0.0,
+    samples: int = 16,
+) -> Estimates: ...
+
+
+@overload
+def estimate_constants(
+    closure: Callable[[int], Tensor],
+    params: Iterable[Tensor],
+    /,
+    *,
+    penalty: Penalty | None = None,
+    lower_bound: float = 0.0,
+    samples: int = 16,
+) -> Estimates: ...
+
+
+def estimate_constants(
+    source: Any,
+    second: Any,
+    third: Any = None,
+    /,
+    *,
+    penalty: Penalty | None = None,
+    lower_bound: float = 0.0,
+    samples: int = 16,
+) -> Estimates:
+    """Measure L, σ² and F₀ at the present point: ``estimate_constants(model, loss, loader)``, or with a closure.
+
+    σ² is the unbiased variance of the gradients of several mini-batches. L comes from secants on the same mini-batch at
+    two points, several directions each nearer to the steepest (a power iteration), the largest kept; products of
+    secants on different mini-batches let the noise cancel. Nothing is changed, neither ``.grad`` nor
+    parameters nor buffers.
+
+    Args:
+        source: the model, with ``loss(model(inputs), targets)`` and a loader of such pairs as second and third; or a
+            closure k ↦ loss on sample number k, differentiable, with the parameters as second.
+        penalty: ψ on all parameters, for F₀.
+        lower_bound: a lower bound on F*, 0 for ordinary losses.
+        samples: how many mini-batches, at least 2; a shorter loader is gone through again.
+
+    >>> import proxmo
+    >>> noise = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    >>> x = torch.full((3,), 2.0, requires_grad=True)
+    >>> found = estimate_constants(lambda k: 5 * x.square().sum() / 2 + (noise[k] * x).sum(), [x], samples=64)
+    >>> round(found.smoothness, 2), 2 < found.noise_variance < 4, round(proxmo.theory.plan(**found).M / 10) > 0
+    (5.0, True, True)
+    """
+    if checks.count("samples", samples) < 2:
+        raise ValueError(f"samples must be an integer >= 2, got {samples!r}")
+    if isinstance(source, nn.Module):
+        batches = list(islice(cycle(third), samples))
+        if not batches:
+            raise ValueError("loader must yield at least one batch, got none")
+        model, loss = source, second
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        try:
+            params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+            return _estimate(lambda k: loss(model(batches[k][0]), batches[k][1]), params, penalty, lower_bound, samples)
+        finally:
+            with torch.no_grad():
+                for name, buffer in model.named_buffers():
+                    buffer.copy_(buffers[name])
+    return _estimate(source, list(second), penalty, lower_bound, samples)
+
+
+def _estimate(
+    closure: Callable[[int], Tensor], params: list[Tensor], penalty: Penalty | None, lower_bound: float, samples: int
+) -> Estimates:
+    losses, gradients = zip(*(_evaluate(closure, k, params) for k in range(samples)), strict=True)
+    mean = _mean(gradients)
+    squares = [_dot(d, d) for d in ([g - m for g, m in zip(gs, mean, strict=True)] for gs in gradients)]
+    variance = math.fsum(squares) / (samples - 1)
+    spread = math.sqrt(math.fsum((s * samples / (samples - 1) - variance) ** 2 for s in squares) / (samples - 1))
+    margin = 1.96 * spread / math.sqrt(samples)
+    objective = math.fsum(losses) / samples
+    if penalty is not None:
+        objective += math.fsum(float(penalty.value(p.detach())) for p in params)
+    return Estimates(
+        smoothness=_smoothness(closure, params, gradients, mean),
+        noise_variance=variance,
+        noise_interval=(max(variance - margin, 0.0), variance + margin),
+        initial_gap=objective - lower_bound,
+        samples=samples,
+    )
+
+
+def _smoothness(
+    closure: Callable[[int], Tensor], params: list[Tensor], gradients: tuple[list[Tensor], ...], mean: list[Tensor]
+) -> float:
+    """The largest ‖∇²f·v‖ over a few directions v, starting along the gradient."""
+    here = [p.detach().clone() for p in params]
+    reach = PROBE * (1 + math.sqrt(_dot(here, here)))
+    used = range(min(len(gradients), 8))
+    direction, largest = mean, 0.0
+    for _ in range(DIRECTIONS):
+        length = math.sqrt(_dot(direction, direction))
+        if length == 0:
+            direction, length = [torch.ones_like(p) for p in here], math.sqrt(sum(p.numel() for p in here))
+        try:
+            with torch.no_grad():
+                for p, d in zip(params, direction, strict=True):
+                    p.add_(d, alpha=reach / length)
+            moved = [_evaluate(closure, k, params)[1] for k in used]
+        finally:
+            with torch.no_grad():
+                for p, x in zip(params, here, strict=True):
+                    p.copy_(x)
+        secants = [[(b - a) / reach for a, b in zip(gradients[k], moved[k], strict=True)] for k in used]
+        direction = _mean(secants)
+        # the mean product of two different secants is ‖∇²f·v‖² without the noise of either
+        products = len(used) ** 2 * _dot(direction, direction) - math.fsum(_dot(s, s) for s in secants)
+        largest = max(largest, math.sqrt(max(products, 0.0) / (len(used) * (len(used) - 1))))
+    return largest
+
+
+def _evaluate(closure: Callable[[int], Tensor], k: int, params: list[Tensor]) -> tuple[float, list[Tensor]]:
+    with torch.enable_grad():
+        loss = closure(k)
+        gradients = torch.autograd.grad(loss, params, allow_unused=True)
+    if not bool(loss.isfinite()):
+        raise FloatingPointError(f"the loss on sample {k} is not finite: {float(loss.detach())}")
+    return float(loss.detach()), [
+        torch.zeros_like(p) if g is None else g for p, g in zip(params, gradients, strict=True)
+    ]
+
+
+def _mean(vectors: Iterable[list[Tensor]]) -> list[Tensor]:
+    return [torch.stack(parts).mean(0) for parts in zip(*vectors, strict=True)]
+
+
+def _dot(a: list[Tensor], b: list[Tensor]) -> float:
+    return math.fsum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
