@@ -12,7 +12,8 @@ tensor([[ 0.9000, -1.9000],
 
 from importlib.metadata import version
 
-from proxmo import theory
+from proxmo import criteria, theory
+from proxmo.estimates import Estimates, estimate_constants
 from proxmo.iterates import RandomIterate
 from proxmo.optim import AutoProxSGD, Certificate, ProxOptimizer, ProxSGD, Sparsity
 from proxmo.penalties import (
@@ -54,6 +55,7 @@ __all__ = [
     "Certificate",
     "Constraint",
     "ElasticNet",
+    "Estimates",
     "GroupL2",
     "GroupLInf",
     "Huber",
@@ -75,5 +77,7 @@ __all__ = [
     "Sparsity",
     "SquaredL2",
     "TopK",
+    "criteria",
+    "estimate_constants",
     "theory",
 ]

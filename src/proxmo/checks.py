@@ -14,13 +14,17 @@ from torch import Tensor
 
 Dim = int | tuple[int, ...] | None
 """The axes that index the groups of a tensor; ``None`` makes the whole tensor one group."""
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def number(name: str, value: Any, *, takes: str = "a number") -> float:
     """Any real number but NaN, as a float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {takes}, got {value!r}")
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:  # an integer beyond the range of floats
+        result = math.copysign(math.inf, value)
     if math.isnan(result):
         raise ValueError(f"{name} must be {takes}, got {value!r}")
     return result
@@ -73,8 +77,10 @@ def floating(name: str, value: Any) -> Tensor:
     """A strided tensor of real floating-point numbers."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
-    if not value.is_floating_point() or value.layout != torch.strided:
-        raise TypeError(f"{name} must be a dense floating-point tensor, got {value.dtype} with layout {value.layout}")
+    if value.dtype not in FLOATING or value.layout != torch.strided:
+        raise TypeError(
+            f"{name} must be a dense tensor of 16 to 64 bit floats, got {value.dtype} with layout {value.layout}"
+        )
     return value
 
 

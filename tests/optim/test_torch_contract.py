@@ -228,7 +228,12 @@ def test_distributed_checkpoint(tmp_path: Path) -> None:
     state = get_optimizer_state_dict(net, optimizer)
     assert_same(net, before)
 
+    twin = copy.deepcopy(before)
+    untouched = make(twin, lr=0.1)
+    untouched.param_groups[0]["penalty"] = proxmo.L2Ball(1.0)
     train(net, optimizer, range(3))
+    train(twin, untouched, range(3))
+    assert_same(net, twin)  # asking for the state early does not change how the average starts
     state = {"net": net.state_dict(), "optimizer": get_optimizer_state_dict(net, optimizer)}
     dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
     train(net, optimizer, range(3, 6))
@@ -296,6 +301,22 @@ def test_tensor_lr_is_never_read(penalty: proxmo.Penalty | None) -> None:
             tensor.step()
         number.step()
     torch.testing.assert_close(x, y)
+
+
+def test_large_tensors_compile_without_graph_break_too() -> None:
+    """The Newton iteration for thresholds depends on the data; compiled code sorts instead."""
+    torch.compiler.reset()
+    for penalty in (proxmo.GroupLInf(5.0), proxmo.L1Ball(20.0, dim=0), proxmo.Simplex(dim=0)):
+        x = torch.randn(100, 100, generator=torch.Generator().manual_seed(0))
+        y = x.clone()
+        plain = proxmo.ProxSGD([Parameter(x)], 0.1, 0.9, penalty)
+        compiled = proxmo.ProxSGD([Parameter(y)], 0.1, 0.9, penalty)
+        step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
+        for optimizer in (plain, compiled):
+            optimizer.param_groups[0]["params"][0].grad = torch.ones(100, 100)
+        plain.step()
+        step()
+        torch.testing.assert_close(x, y)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -426,7 +447,15 @@ def test_a_checkpoint_of_torch_sgd_can_be_continued() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "error"),
-    [("lr", -0.1, ValueError), ("momentum", 1.5, ValueError), ("penalty", "L1", TypeError), ("initial", 0, ValueError)],
+    [
+        ("lr", -0.1, ValueError),
+        ("lr", torch.ones(2), ValueError),
+        ("momentum", 1.5, ValueError),
+        ("penalty", "L1", TypeError),
+        ("initial", 0, ValueError),
+        ("maximize", "no", TypeError),
+        ("foreach", "no", TypeError),
+    ],
 )
 def test_options_set_later_are_checked_before_anything_moves(name: str, value: Any, error: type[Exception]) -> None:
     net = model()
@@ -437,6 +466,22 @@ def test_options_set_later_are_checked_before_anything_moves(name: str, value: A
     with pytest.raises(error, match=f"{name} must be"):
         optimizer.step()
     assert_same(net, before)
+
+
+def test_a_penalty_that_stops_fitting_is_seen_before_anything_moves() -> None:
+    net = model()
+    optimizer = make(net)
+    train(net, optimizer, range(1))
+    before = copy.deepcopy(net)
+    optimizer.param_groups[0]["penalty"].dim = 3  # the linear layer has two axes
+    with pytest.raises(ValueError, match="does not fit parameter 1"):
+        optimizer.step()
+    assert_same(net, before)
+    saved = optimizer.state_dict()
+    fresh = make(net)
+    with pytest.raises(ValueError, match="does not fit parameter 1"):
+        fresh.load_state_dict(saved)
+    assert fresh.param_groups[0]["penalty"] == proxmo.GroupLInf(0.3)
 
 
 def test_sparse_and_complex_gradients_are_refused_before_anything_moves() -> None:

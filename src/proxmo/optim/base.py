@@ -126,12 +126,8 @@ class ProxOptimizer(Optimizer):
         >>> proxmo.ProxSGD([torch.tensor([1.0, -2.0])], penalty=proxmo.L1(0.5)).penalty_value()
         tensor(1.5000)
         """
-        total = torch.zeros(())
-        for group in self.param_groups:
-            if group["penalty"] is not None:
-                for p in group["params"]:
-                    total = total + group["penalty"].value(p).to(total.device)
-        return total
+        values = [group["penalty"].value(p) for group in self.param_groups if group["penalty"] for p in group["params"]]
+        return sum((value.to(values[0].device) for value in values[1:]), values[0]) if values else torch.zeros(())
 
     @torch.no_grad()
     def sparsity(self) -> list[Sparsity]:
@@ -152,7 +148,6 @@ class ProxOptimizer(Optimizer):
             self._check_keys(group)
             checks.step("lr", group["lr"])
             self._check_options(group)
-            _check_fit(group)
         except Exception:
             self.param_groups.pop()
             raise
@@ -166,7 +161,7 @@ class ProxOptimizer(Optimizer):
         state = super().state_dict()
         for group in state["param_groups"]:
             if isinstance(group["penalty"], Penalty):
-                group["penalty"] = {"class": type(group["penalty"]).__name__, **dataclasses.asdict(group["penalty"])}
+                group["penalty"] = {"class": type(group["penalty"]).__name__, **_plain(group["penalty"])}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -177,11 +172,13 @@ class ProxOptimizer(Optimizer):
         for live, loaded in zip(self.__dict__.get("param_groups", []), state["param_groups"], strict=False):
             penalty = live["penalty"]
             update = _restore(penalty, loaded.get("penalty"))
+            _check_fit(live, update)
             if update is not None and updates.setdefault(id(penalty), (penalty, update))[1] != update:
                 raise ValueError(f"{penalty} is shared by parameter groups whose loaded penalties differ")
             loaded["penalty"] = penalty
             for option, value in live.items():  # a checkpoint of an older version, or of torch's SGD, may lack some
                 loaded.setdefault(option, value)
+            self._check_options(loaded)
         super().__setstate__(state)
         for penalty, update in updates.values():
             vars(penalty).update(vars(update))
@@ -189,8 +186,6 @@ class ProxOptimizer(Optimizer):
     def _check_step(self) -> None:
         """Raise before anything is changed if an option or a gradient is not fit for a step."""
         for group in self.param_groups:
-            if not isinstance(group["lr"], Tensor):  # reading a tensor would wait for its device
-                checks.nonnegative("lr", group["lr"])
             self._check_options(group)
             for p in group["params"]:
                 if p.grad is not None and (p.grad.layout != torch.strided or p.grad.is_complex()):
@@ -207,9 +202,17 @@ class ProxOptimizer(Optimizer):
                 )
 
     def _check_options(self, group: Group) -> None:
-        penalty = group["penalty"]
-        if penalty is not None and not isinstance(penalty, Penalty):
-            raise TypeError(f"penalty must be a proxmo.Penalty or None, got {penalty!r}")
+        if not isinstance(group["lr"], Tensor):
+            checks.nonnegative("lr", group["lr"])
+        elif group["lr"].numel() != 1:  # its value is not read: that would wait for its device
+            raise ValueError(f"Tensor lr must be 1-element, got shape {tuple(group['lr'].shape)}")
+        if not isinstance(group["maximize"], bool):
+            raise TypeError(f"maximize must be True or False, got {group['maximize']!r}")
+        if group["foreach"] not in (None, True, False):
+            raise TypeError(f"foreach must be True, False or None, got {group['foreach']!r}")
+        if group["penalty"] is not None and not isinstance(group["penalty"], Penalty):
+            raise TypeError(f"penalty must be a proxmo.Penalty or None, got {group['penalty']!r}")
+        _check_fit(group, group["penalty"])
 
 
 def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
@@ -256,15 +259,21 @@ def _add_scaled(
             param.add_(direction, alpha=sign * lr)
 
 
-def _check_fit(group: Group) -> None:
-    """Raise if a parameter has not the axes that the penalty of its group asks for."""
-    names = group.get("param_names", range(len(group["params"])))
-    for name, p in zip(names, group["params"], strict=True):
-        if group["penalty"] is not None and not is_lazy(p):
+def _check_fit(group: Group, penalty: Penalty | None) -> None:
+    """Raise if a parameter of the group has not the axes that the penalty asks for."""
+    if penalty is None or type(penalty).check is Penalty.check:
+        return
+    for index, p in enumerate(group["params"]):
+        if not is_lazy(p):
             try:
-                group["penalty"].check(p)
+                penalty.check(p)
             except ValueError as error:
-                raise ValueError(f"{group['penalty']} does not fit parameter {name!r}: {error}") from error
+                name = group["param_names"][index] if "param_names" in group else index
+                raise ValueError(f"{penalty} does not fit parameter {name!r}: {error}") from error
+
+
+def _plain(penalty: Penalty) -> dict[str, Any]:
+    return {field.name: getattr(penalty, field.name) for field in dataclasses.fields(penalty) if field.init}
 
 
 def _restore(penalty: Penalty | None, saved: Any) -> Penalty | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -33,7 +33,8 @@ class ProxSGD(ProxOptimizer):
     Args:
         params: parameters, named parameters or parameter groups.
         lr: the step size, a number or a tensor of one element.
-        momentum: μ in [0, 1), the weight of the past; 0 keeps no buffer.
+        momentum: μ in [0, 1), the weight of the past; 0 keeps no buffer. The average has the dtype of the gradients: in
+            bfloat16 its digits end near momentum 0.99.
         penalty: ψ, or ``None`` for ψ = 0.
         initial: how the average starts: ``"gradient"`` with the first gradient, m₀ = g₀; ``"zero"`` with m₀ = 0, so
             that the first gradient is not used. Zero suits gradients much noisier than long, without a penalty.
@@ -73,6 +74,11 @@ class ProxSGD(ProxOptimizer):
                 "foreach": foreach,
             },
         )
+        self._unstarted: set[Tensor] = set()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._unstarted = set()
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
@@ -83,17 +89,23 @@ class ProxSGD(ProxOptimizer):
 
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
         momentum, initial = group["momentum"], group["initial"]
+        idle = not isinstance(group["lr"], Tensor) and group["lr"] == 0
         directions: list[Tensor] = []
         averages: list[Tensor] = []
         gradients: list[Tensor] = []
         for p in params:
             assert p.grad is not None
             state = self.state[p] if momentum != 0 or p in self.state else {}
+            if not idle and self._unstarted and p in self._unstarted:
+                self._unstarted.remove(p)
+                del state["momentum_buffer"]
             if "momentum_buffer" in state:
                 averages.append(state["momentum_buffer"])
                 gradients.append(p.grad)
             elif momentum != 0:
                 state["momentum_buffer"] = p.grad.clone() if initial == "gradient" else torch.zeros_like(p.grad)
+                if idle:  # a checkpoint asks for the state by a step with lr = 0; that must not start the average
+                    self._unstarted.add(p)
             directions.append(state.get("momentum_buffer", p.grad))
         if use_foreach(group["foreach"], averages):
             if averages:

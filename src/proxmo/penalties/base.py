@@ -29,8 +29,12 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 @functools.cache
 def _field_checks(penalty_class: type[Penalty]) -> dict[str, Callable[[str, Any], Any]]:
-    hints = get_type_hints(penalty_class, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+    try:
+        hints = get_type_hints(penalty_class, include_extras=True)
+    except NameError:  # a user's annotation that exists for type checkers only
+        return {}
+    annotated = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: checks[0] for name, data in annotated.items() if (checks := [c for c in data if callable(c)])}
 
 
 def widen(x: Tensor) -> Tensor:
@@ -107,18 +111,18 @@ class Penalty(ABC):
         return self.apply(x, checks.step("step", step), out)
 
     def apply(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
-        """`prox` for callers that have checked their step; a tensor is never read, so nothing waits for a device."""
+        """`prox` for callers that have checked their step: it does not read a tensor step, which may be on a device."""
         self.check(x)
         if x.numel() == 0 or (not isinstance(step, Tensor) and step == 0):
             return x.clone() if out is None else out.copy_(x)
         work = widen(x)
         if isinstance(step, Tensor):
-            step = step.to(work.dtype)  # two 0-d tensors of different dtype would promote each other
+            step = step.double() if step.device.type != "mps" else step  # step·strength may leave the range of float32
             result = torch.where(step == 0, work, self._prox(work, step, None))
         else:
             result = self._prox(work, step, out if work is x else None)
         if out is None:
-            return result.to(x.dtype)
+            return result.clone() if result is x else result.to(x.dtype)
         return out if result is out else out.copy_(result)
 
     def check(self, x: Tensor) -> None:  # noqa: B027  most penalties fit every tensor
@@ -159,7 +163,8 @@ class Grouped(WithDim):
 class Constraint(Penalty):
     """The indicator of a set: value 0 inside and +inf outside, so that the prox is the projection, whatever the step.
 
-    A point counts as inside when it violates the constraint by rounding only, so that a projected point always is.
+    A point counts as inside when it violates the constraint by rounding only, so that a projected point is (unless its
+    entries are so small that their dtype has no full precision for them).
     Subclasses write ``_inside(x, slack)``, with ``slack`` the relative violation that rounding explains, and
     ``_project(x, out)``.
 

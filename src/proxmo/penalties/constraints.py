@@ -138,9 +138,9 @@ class L2Ball(Grouped, Constraint):
         return (group_norms(*as_groups(x, self.dim)) <= self.radius * (1 + slack)).all()
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
-        norms = group_norms(*as_groups(x, self.dim))
-        gain = torch.where(norms <= self.radius, 1.0, self.radius / norms)
-        return torch.mul(x, gain.squeeze(-1), out=out)
+        norms = group_norms(*as_groups(x, self.dim)).squeeze(-1)
+        # radius/norms may be too small a number where the product is not
+        return torch.where(norms <= self.radius, x, x / norms * self.radius, out=out)
 
 
 @dataclass

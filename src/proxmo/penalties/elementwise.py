@@ -28,8 +28,20 @@ def soft_threshold(x: Tensor, threshold: float | Tensor, out: Tensor | None = No
 def choose(condition: bool | Tensor, yes: float | Tensor, no: float | Tensor) -> float | Tensor:
     """``yes if condition else no`` for numbers that may be 0-d tensors."""
     if isinstance(condition, Tensor):
-        return torch.where(condition, yes, no)
+        wide = condition.new_zeros((), dtype=torch.float64)
+        return torch.where(condition, wide + yes, wide + no)
     return yes if condition else no
+
+
+def bend(x: Tensor, corner: float, slope: float | Tensor, lowest: float) -> Tensor:
+    """sign(x)·(|x| − slope·(corner − |x|)), with magnitudes kept between ``lowest`` and |x|.
+
+    The middle piece of MCP and SCAD: it shrinks to nothing at ``corner``. In this form, and so bounded, it stays right
+    where the slope is so steep that rounding errors would be blown up.
+    """
+    magnitude = x.abs()
+    moved = magnitude - (fit(corner, x.dtype) - magnitude) * slope
+    return torch.minimum(moved.clamp_(min=fit(lowest, x.dtype)), magnitude).copysign_(x)
 
 
 @dataclass
@@ -189,8 +201,10 @@ class MCP(Penalty):
         gentle = step < c
         threshold = choose(gentle, step * s, s * (c * step) ** 0.5)
         flat_from = choose(gentle, c * s, threshold)
-        shrunk = soft_threshold(x, threshold).div_(choose(gentle, 1 - step / c, 1.0))
-        return torch.where(x.abs() <= flat_from, shrunk, x, out=out)
+        shrunk = bend(x, c * s, choose(gentle, step / choose(gentle, c - step, 1.0), 0.0), lowest=0.0)
+        magnitude = x.abs()
+        large = torch.where(magnitude <= flat_from, shrunk, x)
+        return torch.where(magnitude <= threshold, x.new_zeros(()), large, out=out)
 
 
 @dataclass
@@ -218,7 +232,7 @@ class SCAD(Penalty):
         s, a = self.strength, self.concavity
         magnitude = x.abs()
         rising = magnitude.clamp(max=fit(s, x.dtype))
-        bending = magnitude.clamp(fit(s, x.dtype), fit(a * s, x.dtype)) - s
+        bending = (magnitude.clamp(max=fit(a * s, x.dtype)) - s).relu()
         return (s * rising + bending * (s - bending / (2 * (a - 1)))).sum()
 
     def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
@@ -227,9 +241,7 @@ class SCAD(Penalty):
         jump = choose(step <= a + 1, s * (a + 1 + step) / 2, s * ((a + 1) * step) ** 0.5)
         soft_until = choose(gentle, s * (1 + step), jump)
         flat_from = choose(gentle, a * s, jump)
-        # used only while gentle, so its divisor then is positive
-        stretch = (a - 1) / choose(gentle, a - 1 - step, 1.0)
-        bent = soft_threshold(x, step * s * a / (a - 1)).mul_(stretch)
+        bent = bend(x, a * s, choose(gentle, step / choose(gentle, a - 1 - step, 1.0), 0.0), lowest=s)
         magnitude = x.abs()
         large = torch.where(magnitude <= flat_from, bent, x)
         return torch.where(magnitude <= soft_until, soft_threshold(x, step * s), large, out=out)
@@ -254,11 +266,12 @@ class LHalf(Penalty):
     separable: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
-        return self.strength * x.abs().sqrt().sum()
+        zero = x == 0  # where the slope is infinite; autograd then gives 0, a subgradient
+        return self.strength * torch.where(zero, 0.0, torch.where(zero, 1.0, x.abs()).sqrt()).sum()
 
     def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
         threshold = 54 ** (1 / 3) / 4 * (2 * self.strength) ** (2 / 3) * step ** (2 / 3)
         magnitude = x.abs()
-        angle = (threshold / magnitude).pow_(1.5).mul_(math.sqrt(0.5)).acos_()
-        root = angle.mul_(-2 / 3).add_(2 * math.pi / 3).cos_().add_(1).mul_(x).mul_(2 / 3)
+        angle = (magnitude / threshold).pow_(-1.5).mul_(math.sqrt(0.5)).acos_()
+        root = angle.mul_(-2 / 3).add_(2 * math.pi / 3).cos_().add_(1).mul_(2 / 3).mul_(x)
         return torch.where(magnitude <= threshold, x.new_zeros(()), root, out=out)

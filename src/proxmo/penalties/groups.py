@@ -25,9 +25,11 @@ def group_norms(view: Tensor, axes: tuple[int, ...]) -> Tensor:
     float32 it loses digits with the length of the group (1% at 10⁷ elements on a CPU), sums do not.
     """
     magnitudes = view.abs()
-    largest = magnitudes.amax(axes, keepdim=True)
+    largest = magnitudes.detach().amax(axes, keepdim=True)
     scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-    return (magnitudes / scale).square().sum(axes, keepdim=True).sqrt() * scale
+    squares = (magnitudes / scale).square().sum(axes, keepdim=True)
+    zero = squares == 0  # where the square root has no slope; autograd then gives 0, a subgradient
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt()) * scale
 
 
 def shrink_groups(x: Tensor, dim: Dim, threshold: float | Tensor, out: Tensor | None) -> Tensor:

@@ -114,7 +114,9 @@ class Rank(WithDim, Constraint):
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         sigma = singular_values(x, self.dim)
-        return (sigma[self.rank :] <= slack * max(as_matrix(x, self.dim).shape) * sigma[0]).all()
+        # rounding the entries moves no singular value by more than the norm of what was rounded off
+        small: Tensor = sigma[self.rank :] <= slack * sigma.square().sum().sqrt()
+        return small.all() & sigma.isfinite().all()
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         def gains(sigma: Tensor) -> Tensor:
@@ -151,7 +153,7 @@ class NuclearBall(WithDim, Constraint):
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         def gains(sigma: Tensor) -> Tensor:
             kept = project_simplex(sigma, self.radius, (0,))
-            kept = torch.where(sigma.sum() <= self.radius, sigma, kept)
-            return torch.where(kept == sigma, 1.0, kept / sigma)
+            outside = torch.where(sigma == 0, 0.0, kept / sigma)
+            return torch.where(sigma.sum() <= self.radius, 1.0, outside)
 
         return scale_singular_values(x, self.dim, gains, out)

@@ -1,0 +1,165 @@
+"""AutoProxSGD: what it estimates, that it resumes exactly, and that it keeps up with a tuned grid."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import auto
+from torch import Tensor
+from torch.nn import Parameter
+
+import proxmo
+from proxmo.experiments.problems import Problem, Quadratic, RobustRegression
+
+DOUBLE = torch.float64
+
+
+def drive(problem: Problem, x: Parameter, optimizer: proxmo.AutoProxSGD, seeds: range) -> None:
+    for seed in seeds:
+        sample = problem.sample(1, torch.Generator().manual_seed(seed))
+
+        def closure(sample: Tensor = sample, seed: int = seed) -> float:
+            x.grad = problem.gradient(x.detach(), sample)
+            return float(seed)
+
+        assert optimizer.step(closure) == seed
+
+
+def test_estimates_on_a_quadratic() -> None:
+    problem = Quadratic("test", [2.0, 2.0, 2.0], shift=5.0, strength=1.0, sigma=3.0)
+    x = Parameter(problem.start(1))
+    optimizer = proxmo.AutoProxSGD([x], penalty=problem.penalty)
+    drive(problem, x, optimizer, range(8))
+    group = optimizer.param_groups[0]
+    assert torch.equal(x, problem.start(1))  # only learning so far
+    gradients = [problem.gradient(x.detach(), problem.sample(1, torch.Generator().manual_seed(s))) for s in range(8)]
+    stacked = torch.stack(gradients)
+    torch.testing.assert_close(optimizer.state[x]["momentum_buffer"], stacked.mean(0))
+    assert group["noise_variance"] == pytest.approx(float((stacked - stacked.mean(0)).square().sum() / 7))
+    assert group["momentum_error"] == pytest.approx(group["noise_variance"] / 8)
+    assert group["smoothness"] == pytest.approx(2.0, rel=1e-6)
+    assert group["extra_gradients"] == 8
+    drive(problem, x, optimizer, range(8, 2000))
+    assert group["noise_variance"] == pytest.approx(9.0, rel=0.1)
+    assert group["smoothness"] == pytest.approx(2.0, rel=1e-3)
+    assert 8 < group["extra_gradients"] < 60
+    assert problem.error(x.detach()) < 0.1
+    assert 0 < group["lr"] <= 1 / 8
+    assert 0.9 < group["momentum"] < 1
+
+
+def test_one_step_is_the_rule() -> None:
+    problem = Quadratic("test", [2.0, 2.0], shift=5.0, strength=1.0, sigma=3.0)
+    x = Parameter(problem.start(1))
+    optimizer = proxmo.AutoProxSGD([x], penalty=problem.penalty)
+    drive(problem, x, optimizer, range(30))
+    known = copy.deepcopy(optimizer.param_groups[0])
+    average, before = optimizer.state[x]["momentum_buffer"].clone(), x.detach().clone()
+    drive(problem, x, optimizer, range(30, 31))
+    gradient = x.grad
+    assert gradient is not None
+    variance = known["noise_variance"] + (float((gradient - average).square().sum()) - known["noise_variance"]) / 31
+    drifted = (math.sqrt(known["momentum_error"]) + known["smoothness"] * known["movement"]) ** 2
+    gamma = drifted / (drifted + variance)
+    M = max(4 * known["smoothness"], 2 * known["smoothness"] / gamma)
+    m = (1 - gamma) * average + gamma * gradient
+    torch.testing.assert_close(x.detach(), (before - m / M) / (1 + 1 / M))
+    assert optimizer.param_groups[0]["momentum_error"] == pytest.approx(drifted * variance / (drifted + variance))
+
+
+@pytest.mark.parametrize("cut", [3, 8, 10, 41])
+def test_a_resumed_run_is_the_same_run(cut: int, tmp_path: Path) -> None:
+    """Also when it stops while it learns, or in the middle of a window of secants."""
+    problem = RobustRegression("test", "linf1", batch=4)
+
+    def fresh() -> tuple[Parameter, proxmo.AutoProxSGD]:
+        x = Parameter(problem.start(1))
+        return x, proxmo.AutoProxSGD([x], penalty=copy.deepcopy(problem.penalty))
+
+    straight, optimizer = fresh()
+    drive(problem, straight, optimizer, range(60))
+    x, optimizer = fresh()
+    drive(problem, x, optimizer, range(cut))
+    torch.save((x.data, optimizer.state_dict()), tmp_path / "state.pt")
+    point, state = torch.load(tmp_path / "state.pt", weights_only=True)
+    x, optimizer = fresh()
+    x.data.copy_(point)
+    optimizer.load_state_dict(state)
+    drive(problem, x, optimizer, range(cut, 60))
+    assert torch.equal(x, straight)
+
+
+def test_without_noise_it_converges() -> None:
+    """Drift is taken for noise then, which costs time but not the solution."""
+    problem = Quadratic("test", [1.0, 4.0], shift=2.0, strength=0.0, sigma=0.0)
+    x = Parameter(problem.start(1))
+    optimizer = proxmo.AutoProxSGD([x])
+    drive(problem, x, optimizer, range(400))
+    assert problem.error(x.detach()) < 1e-3 * problem.error(problem.start(1))
+
+
+def test_several_groups_and_a_missing_gradient() -> None:
+    a, b, unused = (Parameter(torch.full((3,), 2.0, dtype=DOUBLE)) for _ in range(3))
+    optimizer = proxmo.AutoProxSGD([{"params": [a], "penalty": proxmo.L1(10.0)}, {"params": [b, unused]}])
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        shift = torch.randn(3, generator=generator, dtype=DOUBLE)
+
+        def closure(shift: Tensor = shift) -> float:
+            optimizer.zero_grad()
+            loss = (a - shift).square().sum() / 2 + (b - 1 - shift).square().sum() / 2
+            loss.backward()
+            return float(loss.detach())
+
+        optimizer.step(closure)
+    assert (a == 0).all()
+    assert (b - 1).abs().max() < 0.5
+    assert torch.equal(unused, torch.full((3,), 2.0, dtype=DOUBLE))
+
+
+def test_bad_calls_change_nothing() -> None:
+    x = Parameter(torch.ones(2))
+    optimizer = proxmo.AutoProxSGD([x])
+    with pytest.raises(TypeError, match="needs a closure"):
+        optimizer.step()
+
+    def not_a_number() -> float:
+        x.grad = torch.tensor([math.nan, 1.0])
+        return 0.0
+
+    with pytest.raises(FloatingPointError, match="the gradient is not finite"):
+        optimizer.step(not_a_number)
+    calls = 0
+
+    def fails_at_the_second_point() -> float:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ArithmeticError
+        x.grad = torch.ones(2)
+        return 0.0
+
+    with pytest.raises(ArithmeticError):
+        optimizer.step(fails_at_the_second_point)
+    assert torch.equal(x, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Quadratic("paper", [1.0] * 5, 0.0, 1e4, 25.0),
+        Quadratic("shifted", [1.0] * 5, 10.0, 1.0, 5.0),
+        RobustRegression("lasso", "l1", batch=8),
+        RobustRegression("rows", "linf1", batch=8),
+    ],
+    ids=lambda problem: problem.name,
+)
+def test_it_keeps_up_with_the_best_cell_of_a_grid(problem: Problem) -> None:
+    """A small version of benchmarks/auto.py."""
+    best, _, _ = auto.grid_error(problem, samples=2000, seeds=3)
+    runs = [auto.auto_error(problem, samples=2000, seed=seed)[0] for seed in range(3)]
+    assert sum(runs) / 3 <= 1.5 * best

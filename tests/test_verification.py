@@ -1,0 +1,63 @@
+"""`proxmo verify`: every statement holds, and a false one would be seen."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from proxmo.cli import app
+from proxmo.experiments import verification
+
+
+@pytest.fixture(scope="module")
+def found() -> list[verification.Check]:
+    return [one for check in verification.all_checks(horizon=60) for one in check()]
+
+
+def test_every_statement_holds(found: list[verification.Check]) -> None:
+    for one in found:
+        assert one.holds, one
+        assert one.observed > 0, one
+        assert one.slack >= 1 - 1e-9, one
+
+
+def test_nothing_is_left_out(found: list[verification.Check]) -> None:
+    said = " ".join(one.statement for one in found)
+    for name in ("paper", "paper_refined", "paper_inexact", "convex", "monotone", "convex_inexact", "monotone_inexact"):
+        assert f"{name}: Φ⁺" in said
+        assert f"{name}: mean E‖∇F‖²" in said
+    for word in ("momentum error", "objective", "gradient", "vanilla", "increasing", "E‖m−∇f‖²"):
+        assert word in said
+    regressions = [one.where for one in found if "robust regression" in one.where]
+    assert any("L1(" in where for where in regressions)
+    assert any("GroupLInf(" in where for where in regressions)
+
+
+def test_bounds_are_not_vacuous(found: list[verification.Check]) -> None:
+    """The lemmas and the sharpened descent are tight within a few percent somewhere."""
+    assert min(one.slack for one in found if "convex: Φ⁺" in one.statement) < 1.1
+    assert min(one.slack for one in found if "momentum error" in one.statement) < 1.1
+
+
+def test_a_false_statement_is_seen() -> None:
+    assert not verification.Check("false", "nowhere", observed=1.01, bound=1.0).holds
+    assert verification.Check("true", "here", observed=1.0, bound=1.0).holds
+
+
+def test_the_command_prints_a_table() -> None:
+    done = CliRunner().invoke(app, ["verify", "--horizon", "10", "--quiet"])
+    assert done.exit_code == 0
+    assert "Proposition 1" in done.output.replace("\n", " ") or "vanilla" in done.output
+    assert "NO" not in done.output
+
+
+def test_the_plan_command() -> None:
+    arguments = ["plan", "--smoothness", "1", "--noise-variance", "25", "--initial-gap", "10"]
+    done = CliRunner().invoke(app, [*arguments, "--target", "0.1"])
+    assert done.exit_code == 0
+    assert "1,801,800" in done.output
+    assert "…" not in done.output
+    assert "monotone_inexact" in done.output
+    wrong = CliRunner().invoke(app, [*arguments, "--target", "0.1", "--horizon", "5"])
+    assert wrong.exit_code == 2
+    assert "give horizon or target" in wrong.output
