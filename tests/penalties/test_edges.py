@@ -1,0 +1,164 @@
+"""Single penalties where they are hardest: at kinks and jumps, at the ends of the number range, at a boundary."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import proxmo
+from penalties.cases import CASES, assert_is_prox, reference
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+SHAPES = [(), (1,), (6,), (3, 5), (2, 3, 2), (3, 2, 2, 2), (2, 2, 1, 2, 2)]
+STEP = 0.8
+
+
+def noise(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_entries_in_long_rows_end_the_newton_iteration(bad: float) -> None:
+    x = noise((64, 500), torch.float32)
+    x[3, 7] = bad
+    for penalty in (proxmo.GroupLInf(20.0), proxmo.L1Ball(20.0, dim=0), proxmo.Simplex(dim=0)):
+        result = penalty.prox(x, 1.0)
+        assert result[3].isnan().all()
+        assert result[torch.arange(64) != 3].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("penalty", "x"),
+    [
+        (proxmo.GroupL2(5.0), [[3.0, 4.0], [30.0, 40.0]]),
+        (proxmo.GroupLInf(7.0), [[3.0, -4.0], [30.0, 40.0]]),
+        (proxmo.SparseGroup(1.0, 3.7), [[3.0, 4.0], [30.0, 40.0]]),
+        (proxmo.L1(4.0), [[3.0, -4.0], [30.0, 40.0]]),
+        (proxmo.Nuclear(5.0), [[3.0, 4.0]]),
+    ],
+    ids=str,
+)
+@every_dtype
+def test_what_lies_in_the_dual_ball_vanishes_exactly(
+    penalty: proxmo.Penalty, x: list[list[float]], dtype: torch.dtype
+) -> None:
+    """Its boundary included; no residues."""
+    result = penalty.prox(torch.tensor(x, dtype=dtype), 1.0)
+    assert (result[0] == 0).all()
+    assert (result[1:] != 0).all()
+
+
+@every_dtype
+def test_groups_far_inside_the_dual_ball_vanish_exactly_in_long_rows(dtype: torch.dtype) -> None:
+    x = noise((256, 777), dtype)
+    x[::2] *= 1e-3
+    mean = float(x[1::2].double().abs().sum(1).mean())
+    for penalty in (proxmo.GroupLInf(mean / 2), proxmo.GroupL2(10.0), proxmo.SparseGroup(0.01, 10.0)):
+        result = penalty.prox(x, 1.0)
+        assert (result[::2] == 0).all()
+        assert (result[1::2] != 0).any(dim=1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", ["MCP", "SCAD"])
+def test_steps_where_the_form_changes(kind: str, dtype: torch.dtype) -> None:
+    """At, just below and just above the step at which the prox begins to jump, around every kink."""
+    name = "MCP(" if kind == "MCP" else "SCAD(strength=0.6, concavity=1.8"
+    case = next(case for case in CASES if case.name.startswith(name))
+    penalty = case.make(1.0)
+    s, c = penalty.strength, penalty.concavity  # type: ignore[attr-defined]
+    changes = [c] if kind == "MCP" else [c - 1, c + 1]
+    for change in changes:
+        for step in (change, math.nextafter(change, 0), math.nextafter(change, 9), change * (1 - 1e-8), change * 0.999):
+            kinks = torch.tensor([s, step * s, s * (1 + step), c * s, s * math.sqrt(c * step)], dtype=torch.float64)
+            near = torch.tensor([1.0, 1 - 1e-15, 1 + 1e-15, 1 - 1e-7, 1 + 1e-7, 0.999, 1.001, 0.5], dtype=torch.float64)
+            x = (kinks[:, None] * near).flatten().to(dtype)
+            for size in (step, torch.tensor(step, dtype=torch.float64)):
+                result = penalty.prox(x, size)
+                assert (result.abs() <= x.abs()).all()
+                assert_is_prox(case, penalty, result, x, step)
+
+
+@pytest.mark.parametrize("step", [1.0, torch.tensor(1.0, dtype=torch.float64)], ids=str)
+def test_numbers_beyond_float32(step: float | Tensor) -> None:
+    """A strength, radius or step that float32 cannot hold is as good as infinite, or as zero."""
+    x = torch.tensor([[1.0, -2.0], [0.0, 3e-40]])
+    for penalty in (proxmo.L1(1e39), proxmo.GroupLInf(1e39), proxmo.GroupL2(1e39), proxmo.Nuclear(1e39)):
+        assert (penalty.prox(x, step) == 0).all()
+    for penalty in (proxmo.LInfBall(1e39), proxmo.L1Ball(1e39), proxmo.Box(-1e39, 1e39), proxmo.MCP(0.0, 1e39)):
+        assert torch.equal(penalty.prox(x, step), x)
+    assert torch.equal(proxmo.MCP(1e20, 1e20).prox(x, step), torch.zeros(2, 2))
+    assert torch.equal(proxmo.L1(0.0).prox(x, torch.tensor(1e39, dtype=torch.float64)), x)
+    assert proxmo.L2Ball(1.0).prox(x, torch.tensor(1e-60, dtype=torch.float64)).norm() == pytest.approx(1.0)
+
+
+def test_balls_and_roots_at_mixed_scales() -> None:
+    direction = torch.tensor([3.0, 4.0])
+    for radius, scale in ((1e-20, 1e20), (1e-14, 1e30), (1e-30, 1e15)):
+        result = proxmo.L2Ball(radius).prox(direction * scale, 1.0)
+        torch.testing.assert_close(result.double(), direction.double() / 5 * radius, rtol=1e-6, atol=0)
+    tiny = torch.tensor([1e-40, -2.0])
+    assert proxmo.L2Ball(0.0).prox(tiny, 1.0).abs().max() == 0
+    torch.testing.assert_close(proxmo.LHalf(0.0).prox(tiny, 1.0), tiny)
+
+
+def test_points_just_outside_are_outside() -> None:
+    """The allowance for rounding is that and no more."""
+    for dtype, off in ((torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 0.05)):
+        ones = torch.ones(4, 4, dtype=dtype)
+        for penalty, inside in (
+            (proxmo.L1Ball(16.0), ones),
+            (proxmo.L2Ball(4.0), ones),
+            (proxmo.LInfBall(1.0), ones),
+            (proxmo.Box(-1.0, 1.0), ones),
+            (proxmo.Simplex(16.0), ones),
+            (proxmo.NuclearBall(4.0), ones),
+        ):
+            assert penalty.value(inside) == 0
+            assert penalty.value(inside * (1 + off)) == math.inf
+        assert proxmo.NonNegative().value(torch.tensor([1.0, -1e-30], dtype=dtype)) == math.inf
+        assert proxmo.Simplex(1.0).value(torch.tensor([1.5, -0.5], dtype=dtype)) == math.inf
+        second = torch.diag(torch.tensor([1.0, 4 * off], dtype=dtype))
+        assert proxmo.Rank(1).value(second) == math.inf
+        assert proxmo.TopK(1).value(second) == math.inf
+    assert proxmo.Rank(1).value(torch.randn(200, 200).bfloat16()) == math.inf
+    assert proxmo.Rank(5).value(torch.tensor([[math.nan, 1.0], [1.0, 1.0]])) == math.inf
+
+
+def test_a_nuclear_ball_of_radius_zero_is_zero() -> None:
+    x = noise((64, 1), torch.float32) @ noise((1, 64), torch.float32)
+    assert (proxmo.NuclearBall(0.0).prox(x, 1.0) == 0).all()
+
+
+def test_values_that_only_their_product_keeps_finite() -> None:
+    x = torch.tensor([1e30, 2e30])
+    assert proxmo.SquaredL2(1e-60).value(x) == pytest.approx(2.5, rel=1e-6)
+    assert proxmo.ElasticNet(0.0, 1e-60).value(x) == pytest.approx(2.5, rel=1e-6)
+    assert proxmo.GroupL2(1.0).value(torch.tensor([[math.inf, 1.0]])) == math.inf
+
+
+def test_gradients_of_values_at_kinks_are_finite() -> None:
+    for penalty, x, expected in (
+        (proxmo.SCAD(1.0), [1.0, -1.0], [1.0, -1.0]),
+        (proxmo.GroupL2(2.0), [0.0, 3.0], [0.0, 2.0]),
+        (proxmo.SparseGroup(1.0, 2.0), [0.0, 3.0], [0.0, 3.0]),
+        (proxmo.LHalf(2.0), [0.0, 4.0], [0.0, 0.5]),
+    ):
+        point = torch.tensor(x, requires_grad=True)
+        penalty.value(point).backward()
+        assert point.grad is not None
+        torch.testing.assert_close(point.grad, torch.tensor(expected))
+
+
+def test_long_rows_against_the_reference() -> None:
+    """Long enough for the Newton path, in float32, with little and much cut off."""
+    case = next(case for case in CASES if case.name.startswith("GroupLInf") and case.axes == 1)
+    x = noise((32, 700), torch.float32)
+    for strength in (0.01, 5.0, 200.0, 540.0, 1000.0):
+        penalty = proxmo.GroupLInf(strength)
+        result = penalty.prox(x, 1.0)
+        torch.testing.assert_close(result.double(), reference(case, penalty, x, 1.0), rtol=0, atol=4e-6)
