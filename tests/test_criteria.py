@@ -176,7 +176,88 @@ def test_monitor_without_penalty_knows_the_first_gradient() -> None:
     monitor.record()
     monitor.record()  # no step between: nothing to complete
     assert monitor.arrays()["gradient"].tolist() == [9.0, 9.0]
-    assert monitor.arrays()["variance"].size == 0
+    assert np.isnan(monitor.arrays()["variance"]).all()
+
+
+def test_monitor_now_and_then() -> None:
+    """Δ and R belong to the step that leaves a recorded point, also when most points are not recorded, or x stays."""
+    x = Parameter(torch.tensor([3.0, 1.0], dtype=DOUBLE))
+    optimizer = proxmo.ProxSGD([x], lr=0.1, momentum=0.5, initial="zero")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = x.square().sum() / 2
+        value.backward()
+        return value
+
+    monitor = criteria.Monitor(optimizer, loss)
+    expected = []
+    for k in range(20):
+        before = x.detach().clone()
+        if k % 5 == 0:
+            monitor.record()
+        loss()
+        optimizer.step()
+        if k % 5 == 0:
+            m = optimizer.state[x]["momentum_buffer"]
+            expected.append((float((m - before).square().sum()), float((x.detach() - before).square().sum())))
+    arrays = monitor.arrays()
+    np.testing.assert_allclose(arrays["variance"], [v for v, _ in expected], rtol=1e-12)
+    np.testing.assert_allclose(arrays["movement"], [r for _, r in expected], rtol=1e-12)
+    assert arrays["movement"][0] == 0  # m₀ = 0: a step that does not move
+
+
+def test_a_closure_that_raises_leaves_the_gradients() -> None:
+    x = Parameter(torch.tensor([3.0]))
+    optimizer = proxmo.ProxSGD([x])
+    x.grad = torch.tensor([7.0])
+
+    def fails() -> Tensor:
+        optimizer.zero_grad()
+        raise ArithmeticError
+
+    monitor = criteria.Monitor(optimizer, fails)
+    with pytest.raises(ArithmeticError):
+        monitor.record()
+    assert torch.equal(x.grad, torch.tensor([7.0]))
+    assert monitor.arrays()["loss"].size == 0
+
+
+def test_a_certificate_does_not_outlive_its_point() -> None:
+    x = Parameter(torch.ones(3))
+    optimizer = proxmo.ProxSGD([x], penalty=proxmo.L1(0.1))
+    optimizer.certify = True
+    x.grad = torch.ones(3)
+    optimizer.step()
+    optimizer.certificate(x)
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="written to after its last step"):
+        optimizer.certificate(x)
+
+
+def test_small_steps_and_half_precision_keep_their_digits() -> None:
+    x = Parameter(torch.full((4,), 100.0))
+    optimizer = proxmo.ProxSGD([x], lr=1e-6, momentum=0.0, penalty=proxmo.L1(1.0))
+    optimizer.certify = True
+    x.grad = torch.zeros(4)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.certificate(x).subgradient, torch.ones(4))
+    mapping = criteria.gradient_mapping(x.detach(), torch.full((4,), 0.5), proxmo.L1(1.0), 1e-6)
+    torch.testing.assert_close(mapping, torch.full((4,), 1.5))
+    half = Parameter(torch.zeros(1000, dtype=torch.float16))
+    half.grad = torch.full((1000,), 1e-4, dtype=torch.float16)
+    assert criteria.gradient_norm(proxmo.ProxSGD([half])) == pytest.approx(1e-5, rel=1e-2)
+    single = torch.randn(5, generator=torch.Generator().manual_seed(0))
+    flat = criteria.moreau_gradient(single, lambda u: u, proxmo.L1(0.5), smoothness=3.0)
+    assert flat.isfinite().all()
+
+
+def test_gradient_norm_refuses_maximisation() -> None:
+    x = Parameter(torch.ones(2))
+    x.grad = torch.ones(2)
+    with pytest.raises(ValueError, match="for minimisation"):
+        criteria.gradient_norm(proxmo.ProxSGD([x], maximize=True))
 
 
 def test_monitor_writes_to_tensorboard(tmp_path: Path) -> None:

@@ -83,10 +83,35 @@ def test_a_network_and_its_loader_and_nothing_is_changed() -> None:
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name])
     assert torch.equal(net[0].weight.grad, torch.ones(8, 4))  # type: ignore[union-attr, index]
-    assert found.samples == 16
+    assert found.samples == 5
     assert found.smoothness > 0
     penalty = sum(0.01 * float(p.detach().abs().sum()) for p in net.parameters())
     assert found.initial_gap == pytest.approx(penalty + 1.2, abs=0.4)
+
+
+def test_dropout_does_not_pass_for_curvature() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 3)]
+    loader = [(torch.randn(64, 4), torch.randint(3, (64,))) for _ in range(16)]
+    plain = proxmo.estimate_constants(nn.Sequential(*layers), nn.functional.cross_entropy, loader)
+    state = torch.get_rng_state()
+    dropout = nn.Sequential(layers[0], layers[1], nn.Dropout(0.2), layers[2])
+    found = proxmo.estimate_constants(dropout, nn.functional.cross_entropy, loader)
+    assert 0.5 * plain.smoothness < found.smoothness < 2 * plain.smoothness
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_curvature_that_the_gradient_does_not_see() -> None:
+    h = torch.tensor([100.0, 1.0], dtype=DOUBLE)
+    x = torch.tensor([0.0, 1.0], dtype=DOUBLE, requires_grad=True)
+    found = proxmo.estimate_constants(lambda k: (h * x.square()).sum() / 2, [x])
+    assert found.smoothness == pytest.approx(100.0, rel=1e-3)
+
+
+def test_half_precision() -> None:
+    x = torch.ones(1000, dtype=torch.bfloat16, requires_grad=True)
+    found = proxmo.estimate_constants(lambda k: 5 * x.float().square().sum() / 2, [x])
+    assert found.smoothness == pytest.approx(5.0, rel=0.1)
 
 
 def test_estimates_go_straight_into_a_plan() -> None:
@@ -105,8 +130,8 @@ def test_bad_calls() -> None:
     net, loader = network()
     with pytest.raises(ValueError, match="samples must be an integer >= 2, got 1"):
         proxmo.estimate_constants(net, nn.functional.cross_entropy, loader, samples=1)
-    with pytest.raises(ValueError, match="loader must yield at least one batch"):
-        proxmo.estimate_constants(net, nn.functional.cross_entropy, [])
+    with pytest.raises(ValueError, match="loader must yield at least two batches, got 1"):
+        proxmo.estimate_constants(net, nn.functional.cross_entropy, loader[:1])
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(FloatingPointError, match="the loss on sample 0 is not finite"):
         proxmo.estimate_constants(lambda k: (x * math.inf).sum(), [x])

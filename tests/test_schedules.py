@@ -45,6 +45,22 @@ def test_step_k_uses_the_lr_of_k_and_the_momentum_of_k_minus_one() -> None:
     torch.testing.assert_close(x.detach(), expected, rtol=1e-13, atol=1e-13)
 
 
+def test_a_momentum_that_starts_at_zero_keeps_the_average() -> None:
+    """γ = 1 at first, as in the increasing schedule: then the average is the last gradient, and goes on from there."""
+    x = Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = proxmo.ProxSGD([x])
+    scheduler = proxmo.RateScheduler(optimizer, lambda k: Rates(lr=0.1, momentum=0.0 if k < 2 else 0.5))
+    gradients = [torch.full((3,), float(k), dtype=torch.float64) for k in range(5)]
+    average = None
+    for k, gradient in enumerate(gradients):
+        x.grad = gradient.clone()
+        optimizer.step()
+        scheduler.step()
+        gamma = 1.0 if k - 1 < 2 else 0.5
+        average = gradient if average is None else (1 - gamma) * average + gamma * gradient
+        torch.testing.assert_close(optimizer.state[x]["momentum_buffer"], average, rtol=0, atol=0)
+
+
 def test_all_groups_and_the_first_rates() -> None:
     optimizer = proxmo.ProxSGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "lr": 7.0}])
     scheduler = proxmo.RateScheduler(optimizer, rates)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from typer.testing import CliRunner
 
@@ -33,12 +35,22 @@ def test_nothing_is_left_out(found: list[verification.Check]) -> None:
 
 
 def test_bounds_are_not_vacuous(found: list[verification.Check]) -> None:
-    """The lemmas and the sharpened descent are tight within a few percent somewhere."""
-    assert min(one.slack for one in found if "convex: descent" in one.statement) < 1.1
+    """The sharpened descent is within a small factor of what happens, a lemma within a few percent."""
+    assert min(one.slack for one in found if "convex: descent" in one.statement) < 2.5
     assert min(one.slack for one in found if "momentum error" in one.statement) < 1.1
 
 
+@pytest.mark.parametrize("name", verification.REGIMES)
+def test_a_false_constant_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 times the descent that is proved is more than there is (the constants of the paper are that loose)."""
+    row = verification.REGIMES[name]
+    monkeypatch.setitem(verification.REGIMES, name, dataclasses.replace(row, descent=64 * row.descent))
+    found = {one.statement: one for one in verification._descent_of_potentials()}
+    assert not found[f"{name}: descent of Φ"].holds
+
+
 def test_a_false_statement_is_seen() -> None:
+    assert not verification._tightest("nan", "", iter([(1.0, 2.0), (float("nan"), 1.0)])).holds
     assert not verification.Check("false", "nowhere", observed=1.01, bound=1.0).holds
     assert verification.Check("true", "here", observed=1.0, bound=1.0).holds
 

@@ -22,7 +22,7 @@ MirrorStep = Callable[[Tensor, Tensor, float], Tensor]
 """(x, gradient, lr) ↦ argmin <gradient, u> + ψ(u) + D(u, x)/lr for a Bregman distance D."""
 
 
-def gradient_norm(optimizer: ProxOptimizer) -> Tensor:
+def gradient_norm(optimizer: ProxOptimizer) -> float:
     """‖∇F(x)‖² at the present point, from the gradients of f that the parameters hold.
 
     Put the full gradient of f into ``.grad`` first (a backward over all data), or it measures the noise as well. The
@@ -34,14 +34,16 @@ def gradient_norm(optimizer: ProxOptimizer) -> Tensor:
     >>> optimizer = proxmo.ProxSGD([x], penalty=proxmo.SquaredL2(2.0))
     >>> x.grad = torch.tensor([1.0, 1.0])
     >>> gradient_norm(optimizer)
-    tensor(18.)
+    18.0
     """
-    total = torch.zeros(())
+    total = 0.0
     for group in optimizer.param_groups:
+        if group["maximize"]:
+            raise ValueError("gradient_norm is for minimisation, got a parameter group with maximize=True")
         for p in group["params"]:
             if p.grad is not None:
-                gradient = p.grad.detach() + _penalty_gradient(optimizer, group["penalty"], p)
-                total = total + gradient.square().sum().to(total.device)
+                gradient = p.grad.detach().double() + _penalty_gradient(optimizer, group["penalty"], p).double()
+                total += float(gradient.square().sum())
     return total
 
 
@@ -80,8 +82,9 @@ def gradient_mapping(
         moved = mirror(x, gradient, lr)
     elif penalty is None:
         return gradient.clone()
-    else:
-        moved = penalty.prox(x - lr * gradient, lr)
+    else:  # in float64, since a small step leaves few digits in the difference
+        exact = x.double()
+        return ((exact - penalty.prox(exact - lr * gradient.double(), lr)) / lr).to(x.dtype)
     return (x - moved) / lr
 
 
@@ -105,12 +108,12 @@ def moreau_gradient(
     *,
     smoothness: float,
     smoothing: float | None = None,
-    tolerance: float = 1e-10,
+    tolerance: float | None = None,
     max_steps: int = 10_000,
 ) -> Tensor:
     """(x − x̂)/λ with x̂ = argmin F(u) + ‖u − x‖²/(2λ): the gradient of the Moreau envelope of F = f + ψ at x.
 
-    The subproblem is strongly convex for λ < 1/L and is solved by proximal gradient steps.
+    For convex ψ the subproblem is strongly convex if λ < 1/L; it is solved by proximal gradient steps.
 
     Args:
         x: the point.
@@ -118,7 +121,8 @@ def moreau_gradient(
         penalty: ψ, or ``None``.
         smoothness: L > 0 of f.
         smoothing: λ in (0, 1/L); 1/(2L) by default.
-        tolerance: stop when a step moves by less than this, relative to the point.
+        tolerance: stop when a step moves by less than this, relative to the point; by default 1e-10, or what the dtype
+            can resolve.
         max_steps: raise if that does not happen within so many.
 
     >>> moreau_gradient(torch.tensor([3.0]), lambda u: u, None, smoothness=1.0)
@@ -128,6 +132,7 @@ def moreau_gradient(
     width = 0.5 / big_l if smoothing is None else checks.more_than(0, "smoothing", smoothing)
     if width >= 1 / big_l:
         raise ValueError(f"smoothing must be a number in (0, 1/smoothness = {1 / big_l:g}), got {smoothing!r}")
+    tolerance = max(1e-10, 4 * torch.finfo(x.dtype).eps) if tolerance is None else tolerance
     lr = 1 / (big_l + 1 / width)
     u = x.clone()
     for _ in range(max_steps):
@@ -152,8 +157,8 @@ class Monitor:
 
     Call `record` at each point x_k of interest, before the step that leaves it. The closure gives f and its full
     gradient there; the gradients that the parameters hold are put back afterwards. Δ_k = ‖m_k − ∇f(x_k)‖² and
-    R_k = ‖x_{k+1} − x_k‖² are known only after the step, so the next `record` (or `arrays`) adds them. ‖∇F‖² is that of
-    `gradient_norm`; with a penalty it is NaN at the start, before a step has certified a subgradient.
+    R_k = ‖x_{k+1} − x_k‖² are added by that step. ‖∇F‖² is that of `gradient_norm`; with a penalty it is NaN at the
+    start, before a step has certified a subgradient.
 
     Args:
         optimizer: the optimizer of the run; its ``certify`` is set.
@@ -196,49 +201,63 @@ class Monitor:
         }
         self._left: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, x_k and ∇f(x_k) of the last record
         optimizer.certify = True
+        optimizer.register_step_post_hook(lambda *_: self._after_step())
 
     def record(self) -> None:
         """Measure at the present point; call before the step that leaves it."""
-        self._complete()
         params = [p for group in self._optimizer.param_groups for p in group["params"]]
         held = [None if p.grad is None else p.grad.clone() for p in params]
-        with torch.enable_grad():
-            loss = float(torch.as_tensor(self._closure()).detach())
+        try:
+            with torch.enable_grad():
+                loss = float(torch.as_tensor(self._closure()).detach())
+            gradient = self._gradient_norm()
+            left = [(p, p.detach().clone(), p.grad.clone()) for p in params if p.grad is not None]
+        finally:
+            for p, before in zip(params, held, strict=True):
+                p.grad = before
+        self._fill_up()
         penalty = float(self._optimizer.penalty_value())
-        elements = sum(p.numel() for p in params)
         self._add("loss", loss)
         self._add("penalty", penalty)
         self._add("objective", loss + penalty)
-        self._add("gradient", self._gradient_norm())
-        self._add("zeros", sum(int((p == 0).sum()) for p in params) / max(elements, 1))
-        self._left = [(p, p.detach().clone(), p.grad.clone()) for p in params if p.grad is not None]
-        for p, gradient in zip(params, held, strict=True):
-            p.grad = gradient
+        self._add("gradient", gradient)
+        self._add("zeros", sum(int((p == 0).sum()) for p in params) / max(sum(p.numel() for p in params), 1))
+        self._left = left
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
-        """All that was recorded: one array per quantity, one element per record (for Δ, R and Φ per step)."""
-        self._complete()
-        return {name: np.array(values) for name, values in self._columns.items()}
+        """All that was recorded: one array per quantity, one element per record; NaN for what is not known."""
+        length = len(self._columns["loss"])
+        return {name: np.array(values + [np.nan] * (length - len(values))) for name, values in self._columns.items()}
 
     def _gradient_norm(self) -> float:
         for group in self._optimizer.param_groups:
             if group["penalty"] is not None and not self._optimizer.has_certificate(group["params"]):
                 return float("nan")
-        return float(gradient_norm(self._optimizer))
+        return gradient_norm(self._optimizer)
 
-    def _complete(self) -> None:
-        """Add what is known only after the step: Δ_k, R_k and Φ_k of the last record."""
-        if not self._left or all(torch.equal(p, x) for p, x, _ in self._left):
-            return  # no step since
-        variance = sum(
-            float((self._optimizer.certificate(p).direction - gradient).square().sum()) for p, _, gradient in self._left
-        )
-        self._left, left = [], self._left
+    def _after_step(self) -> None:
+        """Add what is known only after the step that leaves a recorded point: Δ_k, R_k and Φ_k."""
+        known = [entry for entry in self._left if self._optimizer.has_certificate([entry[0]])]
+        if not known:
+            return
+        directions = [self._optimizer.certificate(p).direction for p, _, _ in known]
+        variance = sum(_square(d - g) for d, (_, _, g) in zip(directions, known, strict=True))
         self._add("variance", variance)
-        self._add("movement", sum(float((p.detach() - x).square().sum()) for p, x, _ in left))
+        self._add("movement", sum(_square(p.detach() - x) for p, x, _ in known))
         self._add("potential", self._columns["objective"][-1] + self._weight * variance)
+        self._left = []
+
+    def _fill_up(self) -> None:
+        """A point that no step has left has no Δ, R and Φ."""
+        if self._left:
+            for name in ("variance", "movement", "potential"):
+                self._add(name, float("nan"))
 
     def _add(self, name: str, value: float) -> None:
         self._columns[name].append(value)
         if self._writer is not None:
             self._writer.add_scalar(f"proxmo/{name}", value, len(self._columns[name]) - 1)
+
+
+def _square(vector: Tensor) -> float:
+    return float(vector.double().square().sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import islice
 from typing import Any, overload
 
 import torch
@@ -109,7 +109,7 @@ def estimate_constants(
             closure k ↦ loss on sample number k, differentiable, with the parameters as second.
         penalty: ψ on all parameters, for F₀.
         lower_bound: a lower bound on F*, 0 for ordinary losses.
-        samples: how many mini-batches, at least 2; a shorter loader is gone through again.
+        samples: how many mini-batches to use, at least 2; fewer if the loader has fewer.
 
     >>> import proxmo
     >>> noise = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
@@ -121,9 +121,10 @@ def estimate_constants(
     if checks.count("samples", samples) < 2:
         raise ValueError(f"samples must be an integer >= 2, got {samples!r}")
     if isinstance(source, nn.Module):
-        batches = list(islice(cycle(third), samples))
-        if not batches:
-            raise ValueError("loader must yield at least one batch, got none")
+        batches = list(islice(third, samples))
+        if len(batches) < 2:
+            raise ValueError(f"loader must yield at least two batches, got {len(batches)}")
+        samples = len(batches)
         model, loss = source, second
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         try:
@@ -162,23 +163,30 @@ def _smoothness(
 ) -> float:
     """The largest ‖∇²f·v‖ over a few directions v, starting along the gradient."""
     here = [p.detach().clone() for p in params]
-    reach = PROBE * (1 + math.sqrt(_dot(here, here)))
+    rounding = max(math.sqrt(torch.finfo(p.dtype).eps) for p in params)
+    reach = max(PROBE, rounding) * (1 + math.sqrt(_dot(here, here)))
     used = range(min(len(gradients), 8))
-    direction, largest = mean, 0.0
+    largest = 0.0
+    # half the gradient, half a random direction: the gradient alone may never leave a subspace of little curvature
+    generator = torch.Generator().manual_seed(0)
+    random = [torch.randn(p.shape, generator=generator).to(p) for p in here]
+    share = math.sqrt(_dot(mean, mean) / max(_dot(random, random), 1e-300)) or 1.0
+    direction = [m + share * r for m, r in zip(mean, random, strict=True)]
     for _ in range(DIRECTIONS):
         length = math.sqrt(_dot(direction, direction))
         if length == 0:
-            direction, length = [torch.ones_like(p) for p in here], math.sqrt(sum(p.numel() for p in here))
+            break
         try:
             with torch.no_grad():
                 for p, d in zip(params, direction, strict=True):
                     p.add_(d, alpha=reach / length)
+            distance = math.sqrt(_dot(offsets := [p.detach() - x for p, x in zip(params, here, strict=True)], offsets))
             moved = [_evaluate(closure, k, params)[1] for k in used]
         finally:
             with torch.no_grad():
                 for p, x in zip(params, here, strict=True):
                     p.copy_(x)
-        secants = [[(b - a) / reach for a, b in zip(gradients[k], moved[k], strict=True)] for k in used]
+        secants = [[(b - a) / (distance or 1.0) for a, b in zip(gradients[k], moved[k], strict=True)] for k in used]
         direction = _mean(secants)
         # the mean product of two different secants is ‖∇²f·v‖² without the noise of either
         products = len(used) ** 2 * _dot(direction, direction) - math.fsum(_dot(s, s) for s in secants)
@@ -187,7 +195,8 @@ def _smoothness(
 
 
 def _evaluate(closure: Callable[[int], Tensor], k: int, params: list[Tensor]) -> tuple[float, list[Tensor]]:
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.random.fork_rng():
+        torch.manual_seed(k)  # the same dropout at both ends of a secant, and the caller's random numbers untouched
         loss = closure(k)
         gradients = torch.autograd.grad(loss, params, allow_unused=True)
     if not bool(loss.isfinite()):

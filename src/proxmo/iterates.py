@@ -102,7 +102,8 @@ class RandomIterate:
         shapes = [tuple(kept.shape) for kept in state["kept"]]
         if shapes != [tuple(kept.shape) for kept in self._kept]:
             raise ValueError(f"state must hold tensors of shapes {[tuple(k.shape) for k in self._kept]}, got {shapes}")
+        index, seen, total, generator = (state[name] for name in ("index", "seen", "total", "generator"))
+        self._generator.set_state(generator.cpu())
+        self.index, self._seen, self._total = index, seen, total
         for kept, saved in zip(self._kept, state["kept"], strict=True):
             kept.copy_(saved)
-        self.index, self._seen, self._total = state["index"], state["seen"], state["total"]
-        self._generator.set_state(state["generator"].cpu())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,8 @@ class RateScheduler(LRScheduler):
     def get_lr(self) -> list[float]:  # type: ignore[override]  # torch allows tensors, we make floats
         """lr for the next step; sets momentum on the way, as torch's own cyclic schedulers do."""
         k = self.last_epoch
-        momentum = self.rates(max(k - 1, 0)).momentum
+        # Exactly 0 would keep no average, and a later momentum would have nothing to go on from.
+        momentum = max(self.rates(max(k - 1, 0)).momentum, sys.float_info.min)
         for group in self.optimizer.param_groups:
             group["momentum"] = momentum
         return [self.rates(k).lr] * len(self.optimizer.param_groups)

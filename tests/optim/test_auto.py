@@ -10,6 +10,7 @@ import pytest
 import torch
 from benchmarks import auto
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn import Parameter
 
 import proxmo
@@ -124,6 +125,7 @@ def test_several_groups_and_a_missing_gradient() -> None:
 def test_bad_calls_change_nothing() -> None:
     x = Parameter(torch.ones(2))
     optimizer = proxmo.AutoProxSGD([x])
+    x.grad = torch.ones(2)
     with pytest.raises(TypeError, match="needs a closure"):
         optimizer.step()
 
@@ -143,9 +145,81 @@ def test_bad_calls_change_nothing() -> None:
         x.grad = torch.ones(2)
         return 0.0
 
+    fresh = copy.deepcopy(optimizer.state_dict()["param_groups"])
     with pytest.raises(ArithmeticError):
         optimizer.step(fails_at_the_second_point)
     assert torch.equal(x, torch.ones(2))
+    assert optimizer.state_dict()["param_groups"] == fresh
+    assert all((value == 0).all() for value in optimizer.state[x].values())
+
+
+@pytest.mark.parametrize("when", [0, 4, 7, 9, 10])
+def test_a_closure_that_raises_can_be_tried_again(when: int) -> None:
+    """Wherever it fails, in learning or at a secant later, the run goes on as if nothing had happened."""
+    problem = Quadratic("test", [1.0, 3.0], shift=2.0, strength=0.1, sigma=1.0)
+    x, y = Parameter(problem.start(1)), Parameter(problem.start(1))
+    steady, troubled = (proxmo.AutoProxSGD([p], penalty=proxmo.SquaredL2(0.1)) for p in (x, y))
+    drive(problem, x, steady, range(20))
+    drive(problem, y, troubled, range(when))
+    calls = 0
+
+    def fails_at_the_second_point() -> float:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ArithmeticError
+        y.grad = torch.ones_like(y)
+        return 0.0
+
+    with pytest.raises(ArithmeticError):
+        troubled.step(fails_at_the_second_point)
+    drive(problem, y, troubled, range(when, 20))
+    assert torch.equal(x, y)
+
+
+def test_a_start_without_gradient_is_waited_out() -> None:
+    """Eight zero gradients tell nothing; it goes on learning instead of standing still for ever."""
+    x = Parameter(torch.zeros(2, dtype=DOUBLE))
+    optimizer = proxmo.AutoProxSGD([x])
+    for k in range(300):
+
+        def closure(k: int = k) -> float:
+            x.grad = torch.zeros_like(x) if k < 12 else x.detach() - 1
+            return 0.0
+
+        optimizer.step(closure)
+    torch.testing.assert_close(x.detach(), torch.ones(2, dtype=DOUBLE), rtol=0, atol=0.1)
+
+
+def test_parameters_that_appear_late() -> None:
+    first, late = Parameter(torch.ones(2, dtype=DOUBLE)), Parameter(torch.ones(2, dtype=DOUBLE))
+    optimizer = proxmo.AutoProxSGD([first])
+    for k in range(200):
+        if k == 5:
+            optimizer.add_param_group({"params": [late]})
+
+        def closure(k: int = k) -> float:
+            first.grad = first.detach().clone()
+            late.grad = late.detach().clone() if k >= 10 else None
+            return 0.0
+
+        optimizer.step(closure)
+    assert first.abs().max() < 0.1
+    assert late.abs().max() < 0.5
+
+
+def test_distributed_checkpoint_of_a_fresh_one() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = proxmo.AutoProxSGD(net.parameters(), penalty=proxmo.L1(0.1))
+    before = copy.deepcopy(net.state_dict())
+    state = get_optimizer_state_dict(net, optimizer)
+    assert set(state["state"]["weight"]) == {"momentum_buffer", "secant_sum", "probe"}
+    assert optimizer.param_groups[0]["samples"] == 0
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+    set_optimizer_state_dict(net, optimizer, state)
+    with pytest.raises(ValueError, match="the checkpoint of another optimizer"):
+        optimizer.load_state_dict(proxmo.ProxSGD(net.parameters(), penalty=proxmo.L1(0.1)).state_dict())
 
 
 @pytest.mark.parametrize(

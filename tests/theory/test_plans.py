@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxmo import L1, theory
+from proxmo import L1, MCP, theory
 from proxmo.theory import REGIMES
 
 KNOWN = {"smoothness": 2.0, "noise_variance": 9.0, "initial_gap": 3.0}
@@ -54,6 +54,7 @@ def test_a_plan_for_a_horizon(name: str) -> None:
     )
     assert plan.guarantee <= row.rate * math.sqrt(2 * plan.phi0 * 9 / 5000) + row.remainder * 2 * plan.phi0 / 5000
     assert (plan.variance_guarantee is None) == (row.variance_descent is None)
+    assert plan.inexactness is None
 
 
 @pytest.mark.parametrize("name", REGIMES)
@@ -130,6 +131,9 @@ def test_at_the_optimum_there_is_nothing_to_do() -> None:
             r"initial='zero' needs ψ = 0: .*Theorem 1.*got penalty L1\(strength=0.1\)",
         ),
         ({"initial": "penalty"}, "initial='penalty' needs gradient_norm"),
+        ({"penalty": MCP(0.1, 2.0)}, r"regime 'convex' needs a convex ψ.*got penalty MCP"),
+        ({"initial": "zero", "initial_gap": 0.0}, "initial_gap must be > 0 where there is noise"),
+        ({"target": 1e-160}, "target must be large enough for a finite horizon, got 1e-160"),
         ({"batch": 0}, "batch must be an integer >= 1, got 0"),
     ],
 )
@@ -144,7 +148,7 @@ def test_an_M_below_the_floor_is_refused_with_its_theorem(name: str) -> None:
     known = {"smoothness": 2.0, "noise_variance": 9.0, "phi0": 3.0, "horizon": 10}
     assert theory.guarantee(2 * row.floor, name, **known) > 0
     with pytest.raises(
-        ValueError, match=rf"M must be at least .* gamma exceeds 1 and the descent of {row.source} fails"
+        ValueError, match=rf"M must be at least .* or the descent of {row.source} is not proved; got M = "
     ):
         theory.guarantee(2 * row.floor * 0.999, name, **known)
     assert row.gamma(2 * row.floor, 2.0) == pytest.approx(1.0, abs=0.01)
@@ -186,5 +190,7 @@ def test_the_increasing_schedule() -> None:
         assert schedule.guarantee(horizon) <= relaxed
     better = theory.IncreasingSchedule(smoothness=2.0, noise_variance=9.0, phi0=3.0)
     assert better.guarantee(20_000) < schedule.guarantee(20_000)
+    with pytest.raises(ValueError, match="i must be an integer >= 1"):
+        schedule.weight(0)
     with pytest.raises(ValueError, match="phi0 must be a finite number > 0"):
         theory.IncreasingSchedule(smoothness=2.0, noise_variance=9.0, phi0=0.0)

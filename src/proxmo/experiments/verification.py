@@ -71,8 +71,14 @@ def _moments(rates: Callable[[int], Rates], horizon: int, start: float = START) 
 
 def _tightest(statement: str, where: str, pairs: Iterator[tuple[float, float]]) -> Check:
     """Of many instances (observed, bound) the one with the least slack."""
-    worst = min(pairs, key=lambda pair: pair[1] / pair[0] if pair[0] > 0 else math.inf)
-    return Check(statement, where, *worst)
+
+    def room(pair: tuple[float, float]) -> float:
+        observed, bound = pair
+        if not (math.isfinite(observed) and math.isfinite(bound)):
+            return -math.inf
+        return bound / observed if observed > 0 else math.copysign(math.inf, bound)
+
+    return Check(statement, where, *min(pairs, key=room))
 
 
 def _lemmas() -> list[Check]:
@@ -115,7 +121,7 @@ def _potential(name: str, moments: Moments) -> list[float]:
 
 
 def _descent_of_potentials() -> list[Check]:
-    """Φ⁺ + c·E‖∇F⁺‖² ≤ Φ + (α/L)γ²σ² in every step, for each regime and several M."""
+    """c·E‖∇F⁺‖² ≤ Φ − Φ⁺ + (α/L)γ²σ² in every step, for each regime, several M and several ψ."""
     found = []
     for name, row in REGIMES.items():
 
@@ -126,8 +132,8 @@ def _descent_of_potentials() -> list[Check]:
                 moments = _moments(_constant(M, gamma), 200)
                 phi = _potential(name, moments)
                 for k in range(200):
-                    left = phi[k + 1] + row.decrease(M, L) * moments.gradient[k + 1]
-                    yield left, phi[k] + row.noise(M, L, VARIANCE)
+                    fallen = phi[k] - phi[k + 1] + row.noise(M, L, VARIANCE)
+                    yield row.decrease(M, L) * moments.gradient[k + 1], fallen
 
         found.append(_tightest(f"{name}: descent of Φ", "quadratic", pairs()))
     return found

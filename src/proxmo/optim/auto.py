@@ -15,7 +15,7 @@ from proxmo.penalties.base import Penalty
 
 SAMPLES = 8  # gradients at the start, to know the noise before the first move
 WINDOW = 4  # steps in a row whose secants are taken together
-PROBE = 1e-3  # length of the probing step at the start, relative to 1 + ‖x‖
+PROBE = 1e-3  # length of the probing step at the start, relative to 1 + ‖x‖; longer in half precision
 
 
 class AutoProxSGD(ProxOptimizer):
@@ -28,15 +28,17 @@ class AutoProxSGD(ProxOptimizer):
         D = (\sqrt{\hatΔ} + \hat L\,\|x_k - x_{k-1}\|)^2, \quad γ = \frac{D}{D + \hatσ^2}, \quad
         \hatΔ = \frac{D\,\hatσ^2}{D + \hatσ^2}, \quad M = \max(4\hat L, 2\hat L/γ)
 
-    A heuristic without a proof; `benchmarks/auto.py` measures it against tuned grids. It suits problems whose gradient
-    noise does not change much on the way and whose smoothness is felt along the path: regressions, small networks. On
-    deep networks with normalization layers secants measure a curvature far above the useful one, and the steps become
-    too short: tune `ProxSGD` there.
+    A heuristic without a proof; `docs/theory.md` has what was measured. It suits problems whose gradient noise does not
+    change much on the way and whose smoothness is felt along the path: regressions, small models. On deep networks with
+    normalization layers secants measure a curvature far above the useful one, and the steps become too short: tune
+    `ProxSGD` there.
 
-    ``step`` needs a closure. The first 8 calls only collect gradients, so that the average starts with an error that is
-    known; they also evaluate their closure a second time, a small way off, for the secants that give L̂ (products of
-    secants on different samples, so that noise cancels). Later this is repeated for 4 steps at steps 1, 8, 16, 32, …
-    ``param_groups[0]["extra_gradients"]`` counts the second evaluations. All groups share one lr and one momentum.
+    ``step`` needs a closure, whose loss depends on the parameters and its sample alone (no dropout). The first 8 calls
+    only collect gradients, so that the average starts with an error that is known; they also evaluate their closure a
+    second time, a small way off, for the secants that give L̂ (products of secants on different samples, so that noise
+    cancels); should these show no curvature yet, it goes on collecting. Later this is repeated for 4 steps in a row, at
+    intervals that double. ``param_groups[0]["extra_gradients"]`` counts the second evaluations. All groups share one lr
+    and one momentum.
 
     Args:
         params: parameters, named parameters or parameter groups.
@@ -74,33 +76,62 @@ class AutoProxSGD(ProxOptimizer):
         options = {"lr": 0.0, "momentum": 0.0, "penalty": penalty, "maximize": False, "foreach": None}
         super().__init__(params, {**options, **estimates})
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if any("samples" not in group for group in state["param_groups"]):
+            raise ValueError("cannot load the checkpoint of another optimizer into AutoProxSGD: it lacks the estimates")
+        super().__setstate__(state)
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float:  # type: ignore[override]  # needs a closure
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Evaluate the closure and take a step, or, in the first calls, only learn from it.
+
+        If the closure raises, at whichever point, parameters and state are as they were.
 
         Args:
             closure: reevaluates the model on one sample, calls ``backward`` and returns the loss; it is called again at
                 another point now and then, and must then use the same sample.
         """
         if closure is None:
-            raise TypeError("AutoProxSGD.step needs a closure that evaluates the loss on one sample, got None")
+            self._make_state_for_a_checkpoint()
+            return None
         loss = _evaluate(closure)
         self._check_step()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         gradients = [_gradient(p).clone() for p in params]
         if not math.isfinite(_square(gradients)):
             raise FloatingPointError("the gradient is not finite; parameters and state are as they were")
-        if self._known("samples") < SAMPLES:
-            self._learn_at_the_start(closure, params, gradients)
-        else:
-            self._tune(params, gradients)
-            self._move(closure, params, gradients)
-        for p, gradient in zip(params, gradients, strict=True):
-            p.grad = gradient
+        undo = self._snapshot(params)
+        try:
+            if self._known("steps") == 0 and not self._ready():
+                self._learn(closure, params, gradients)
+            else:
+                self._tune(params, gradients)
+                self._move(closure, params, gradients)
+        except BaseException:
+            undo()
+            raise
+        finally:
+            for p, gradient in zip(params, gradients, strict=True):
+                p.grad = gradient
         return loss
 
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
         return [self.state[p]["momentum_buffer"] for p in params]
+
+    def _make_state_for_a_checkpoint(self) -> None:
+        """Distributed checkpoints ask for the state by a step without a closure and with zero gradients."""
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not params or _square([_gradient(p) for p in params]) != 0:
+            raise TypeError("AutoProxSGD.step needs a closure that evaluates the loss on one sample, got None")
+        for p in params:
+            self._buffers(p)
+
+    def _buffers(self, p: Tensor) -> dict[str, Tensor]:
+        """The average, the sum of the secants in the present window, and the direction of the first ones."""
+        state: dict[str, Tensor] = self.state[p]
+        if not state:
+            state.update({name: torch.zeros_like(p) for name in ("momentum_buffer", "secant_sum", "probe")})
+        return state
 
     def _known(self, name: str) -> Any:
         return self.param_groups[0][name]
@@ -109,42 +140,56 @@ class AutoProxSGD(ProxOptimizer):
         for group in self.param_groups:
             group.update(values)
 
-    def _learn_at_the_start(self, closure: Callable[[], float], params: list[Tensor], gradients: list[Tensor]) -> None:
+    def _snapshot(self, params: list[Tensor]) -> Callable[[], None]:
+        """A function that puts parameters, buffers and estimates back."""
+        tensors = [t for p in params for t in (p, *self._buffers(p).values())]
+        copies = [t.clone() for t in tensors]
+        numbers = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+
+        def undo() -> None:
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.copy_(copy)
+            for group, values in zip(self.param_groups, numbers, strict=True):
+                group.update(values)
+
+        return undo
+
+    def _ready(self) -> bool:
+        return bool(self._known("samples") >= SAMPLES and self._known("smoothness") > 0)
+
+    def _learn(self, closure: Callable[[], float], params: list[Tensor], gradients: list[Tensor]) -> None:
         """Mean and variance of the gradients at x₀ (Welford's way), and secants along the first gradient."""
         seen = self._known("samples") + 1
-        averages = [self._buffer(p, "momentum_buffer") for p in params]
+        averages = [self._buffers(p)["momentum_buffer"] for p in params]
         deviations = [g - m for g, m in zip(gradients, averages, strict=True)]
         for average, deviation in zip(averages, deviations, strict=True):
             average.add_(deviation, alpha=1 / seen)
         scatter = self._known("noise_variance") + _square(deviations) * (seen - 1) / seen
         self._note(samples=seen, noise_variance=scatter)
 
-        if seen == 1:
+        probes = [self._buffers(p)["probe"] for p in params]
+        if _square(probes) == 0:
             length = math.sqrt(_square(gradients)) or 1.0
-            for p, gradient in zip(params, gradients, strict=True):
-                self.state[p]["probe"] = gradient / length
+            for probe, gradient in zip(probes, gradients, strict=True):
+                probe.copy_(gradient / length)
         here = [p.clone() for p in params]
-        reach = PROBE * (1 + math.sqrt(_square(params)))
-        for p in params:
-            p.add_(self.state[p]["probe"], alpha=reach)
-        try:
-            _evaluate(closure)
-            self._add_secant(params, gradients, reach)
-        finally:
-            for p, x in zip(params, here, strict=True):
-                p.copy_(x)
+        rounding = max(math.sqrt(torch.finfo(p.dtype).eps) for p in params)
+        reach = max(PROBE, rounding) * (1 + math.sqrt(_square(params)))
+        for p, probe in zip(params, probes, strict=True):
+            p.add_(probe, alpha=reach)
+        _evaluate(closure)
+        self._add_secant(params, gradients, _distance(params, here))
+        for p, x in zip(params, here, strict=True):
+            p.copy_(x)
 
-        if seen == SAMPLES:
+        if seen >= SAMPLES and self._curvature(params) > 0:
             self._close_window(params)
-            variance = scatter / (SAMPLES - 1)
-            smoothness = self._known("smoothness") or math.sqrt(_square(averages)) / (1 + math.sqrt(_square(params)))
-            self._note(noise_variance=variance, momentum_error=variance / SAMPLES, smoothness=smoothness)
-            for p in params:
-                del self.state[p]["probe"]
+            variance = scatter / (seen - 1)
+            self._note(noise_variance=variance, momentum_error=variance / seen)
 
     def _tune(self, params: list[Tensor], gradients: list[Tensor]) -> None:
         """Update the estimates with a new gradient, average it in, and set lr."""
-        averages = [self._buffer(p, "momentum_buffer") for p in params]
+        averages = [self._buffers(p)["momentum_buffer"] for p in params]
         surprise = _square([g - m for g, m in zip(gradients, averages, strict=True)])
         samples = self._known("samples") + 1
         variance = self._known("noise_variance") + (surprise - self._known("noise_variance")) / samples
@@ -153,20 +198,14 @@ class AutoProxSGD(ProxOptimizer):
         gain = drifted / (drifted + variance) if variance else 1.0
         for average, gradient in zip(averages, gradients, strict=True):
             average.lerp_(gradient, gain)
-        M = max(4 * smoothness, 2 * smoothness / gain) if gain else math.inf
-        self._note(
-            samples=samples,
-            noise_variance=variance,
-            momentum_error=gain * variance,
-            momentum=1 - gain,
-            lr=1 / M if M else 0.0,
-        )
+        lr = min(1 / (4 * smoothness), gain / (2 * smoothness))
+        self._note(samples=samples, noise_variance=variance, momentum_error=gain * variance, momentum=1 - gain, lr=lr)
 
     def _move(self, closure: Callable[[], float], params: list[Tensor], gradients: list[Tensor]) -> None:
         """The step, and a secant along it when it is time for one."""
         here = [p.clone() for p in params]
         self._take_step()
-        movement = math.sqrt(_square([p - x for p, x in zip(params, here, strict=True)]))
+        movement = _distance(params, here)
         steps = self._known("steps") + 1
         self._note(steps=steps, movement=movement)
         if steps > self._known("next_secant") and movement > 0:
@@ -177,29 +216,34 @@ class AutoProxSGD(ProxOptimizer):
                 self._note(next_secant=max(2 * self._known("next_secant"), 2 * WINDOW))
 
     def _add_secant(self, params: list[Tensor], gradients: list[Tensor], distance: float) -> None:
-        secants = [(_gradient(p) - g) / distance for p, g in zip(params, gradients, strict=True)]
+        if distance == 0:
+            return
+        changes = [
+            torch.zeros_like(g) if p.grad is None else p.grad - g for p, g in zip(params, gradients, strict=True)
+        ]
+        secants = [change / distance for change in changes]
         for p, secant in zip(params, secants, strict=True):
-            self._buffer(p, "secant_sum").add_(secant)
+            self._buffers(p)["secant_sum"].add_(secant)
         self._note(
             secants=self._known("secants") + 1,
             secant_squares=self._known("secant_squares") + _square(secants),
             extra_gradients=self._known("extra_gradients") + 1,
         )
 
-    def _close_window(self, params: list[Tensor]) -> None:
-        """L̂² is at least the mean product of two different secants, which estimates ‖∇²f·v‖² without bias."""
-        count = self._known("secants")
-        total = _square([self.state[p].pop("secant_sum") for p in params if "secant_sum" in self.state[p]])
-        product = (total - self._known("secant_squares")) / (count * (count - 1))
-        smoothness = max(self._known("smoothness"), math.sqrt(max(product, 0.0)))
-        self._note(smoothness=smoothness, secants=0, secant_squares=0.0)
+    def _curvature(self, params: list[Tensor]) -> float:
+        """The mean product of two different secants, an estimate of ‖∇²f·v‖² without bias; 0 if there is none."""
+        count: int = self._known("secants")
+        if count < 2:
+            return 0.0
+        squares: float = self._known("secant_squares")
+        total = _square([self._buffers(p)["secant_sum"] for p in params])
+        return max((total - squares) / (count * (count - 1)), 0.0)
 
-    def _buffer(self, p: Tensor, name: str) -> Tensor:
-        state = self.state[p]
-        if name not in state:
-            state[name] = torch.zeros_like(p)
-        buffer: Tensor = state[name]
-        return buffer
+    def _close_window(self, params: list[Tensor]) -> None:
+        smoothness = max(self._known("smoothness"), math.sqrt(self._curvature(params)))
+        for p in params:
+            self._buffers(p)["secant_sum"].zero_()
+        self._note(smoothness=smoothness, secants=0, secant_squares=0.0)
 
 
 def _evaluate(closure: Callable[[], float]) -> float:
@@ -215,3 +259,7 @@ def _gradient(p: Tensor) -> Tensor:
 def _square(tensors: list[Tensor]) -> float:
     """‖·‖² of the whole list as one vector, in float64."""
     return math.fsum(float(t.detach().double().square().sum()) for t in tensors)
+
+
+def _distance(params: list[Tensor], others: list[Tensor]) -> float:
+    return math.sqrt(_square([p.double() - x.double() for p, x in zip(params, others, strict=True)]))

@@ -42,6 +42,8 @@ class Certificate(NamedTuple):
     """(x − x⁺)/lr − direction, a subgradient of ψ at x⁺: with ∇f(x⁺) it makes a gradient of F, kinks or not."""
     direction: Tensor
     """The estimate of ∇f(x) that the step used."""
+    version: int
+    """Which writing to the parameter left it at x⁺."""
 
 
 class ProxOptimizer(Optimizer):
@@ -83,7 +85,10 @@ class ProxOptimizer(Optimizer):
         """
         if param not in self._certificates:
             raise RuntimeError("no step has left a certificate for this parameter; set certify = True before the step")
-        return self._certificates[param]
+        certificate = self._certificates[param]
+        if certificate.version != param._version:
+            raise RuntimeError("the parameter was written to after its last step, whose certificate no longer holds")
+        return certificate
 
     @abstractmethod
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
@@ -229,20 +234,27 @@ def _proximal_step(
     if penalty is None:
         _add_scaled(params, directions, lr, sign, group["foreach"])
         if certificates is not None:
-            certificates.update(
-                (p, Certificate(torch.zeros_like(p), d.clone())) for p, d in zip(params, directions, strict=True)
-            )
+            for p, direction in zip(params, directions, strict=True):
+                certificates[p] = Certificate(torch.zeros_like(p), direction.clone(), p._version)
         return
     # half precision rounds once, after the prox: two small moves may each be lost where their sum is not
     points = [widen(p) for p in params]
     _add_scaled(points, [widen(d) for d in directions], lr, sign, group["foreach"])
     for param, point, direction in zip(params, points, directions, strict=True):
-        moved = point.clone() if certificates is not None else None
+        subgradient = None if certificates is None else _subgradient(penalty, point, lr)
         penalty.apply(point, lr, out=point)
-        if certificates is not None and moved is not None:
-            certificates[param] = Certificate(moved.sub_(point).div_(lr), direction.clone())
         if point is not param:
             param.copy_(point)
+        if certificates is not None and subgradient is not None:
+            certificates[param] = Certificate(subgradient, direction.clone(), param._version)
+
+
+def _subgradient(penalty: Penalty, point: Tensor, lr: float | Tensor) -> Tensor:
+    """(point − prox(point))/lr: in float64, since small steps leave few digits in the difference."""
+    if not isinstance(lr, Tensor) and lr == 0:
+        return torch.full_like(point, torch.nan)  # such a step proves nothing
+    exact = point.double()
+    return ((exact - penalty.apply(exact, lr, None)) / lr).to(point.dtype)
 
 
 def _add_scaled(

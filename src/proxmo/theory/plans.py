@@ -47,7 +47,7 @@ class Plan:
     variance_guarantee: float | None
     """The bound on E‖m − ∇f‖² at such an iterate, where the regime has one."""
     inexactness: float | None
-    """The squared prox error S allowed in each step, which the guarantee counts in; ``None`` for an exact prox."""
+    """The squared prox error S in each step that the guarantee counts in; ``None`` if it counts none."""
 
     def __call__(self, k: int) -> Rates:
         """The rates of iteration ``k``: always the same."""
@@ -75,7 +75,7 @@ def initial_potential(
         initial: ``"gradient"`` for m₀ = g₀, the mean of ``batch`` samples: the error is σ²/batch; ``"zero"`` for
             m₀ = 0: it is ‖∇f(x₀)‖² ≤ 2L·F₀ if ψ = 0; ``"penalty"`` for m₀ = −∇ψ(x₀): it is ‖∇F(x₀)‖².
         batch: samples in the first gradient.
-        penalty: ψ, if there is one; only ``initial="zero"`` asks.
+        penalty: ψ, if there is one; ``initial="zero"`` needs none.
         gradient_norm: ‖∇F(x₀)‖², for ``initial="penalty"``.
 
     >>> initial_potential(smoothness=1.0, noise_variance=25.0, initial_gap=10.0)
@@ -187,7 +187,8 @@ def plan(
     """The lr and momentum that theory gives for a horizon, or for a target accuracy, and what they guarantee.
 
     At the best M the guarantee is at most A·√(L·Φ₀·σ²/K) + B·L·Φ₀/K; for a target ε the horizon is the smallest K for
-    which that is ≤ ε, or ≤ ε/2 in inexact regimes, where the other half is left to prox errors S = ε/(2·ratio).
+    which that is ≤ ε, or ≤ ε/2 in inexact regimes, where the other half is left to prox errors S = ε/(2·ratio). For a
+    horizon the guarantee is that of an exact prox; in inexact regimes a mean error S adds ratio·S.
 
     Args:
         regime: a name in `REGIMES`.
@@ -203,6 +204,10 @@ def plan(
     (1801800, 0.0005, 0.999, 0.1)
     """
     row = regime_named(regime)
+    if regime.startswith("convex") and getattr(penalty, "convex", True) is False:
+        raise ValueError(
+            f"regime {regime!r} needs a convex ψ (its proof in {row.source} uses it), got penalty {penalty!r}"
+        )
     phi0 = initial_potential(
         regime,
         smoothness=smoothness,
@@ -222,8 +227,13 @@ def plan(
             epsilon, error = epsilon / 2, inexactness_budget(epsilon, regime)
         slow = row.rate * math.sqrt(smoothness * phi0 * noise_variance)
         fast = row.remainder * smoothness * phi0
-        needed = ((slow + math.sqrt(slow**2 + 4 * epsilon * fast)) / (2 * epsilon)) ** 2
+        root = (slow + math.sqrt(slow**2 + 4 * epsilon * fast)) / (2 * epsilon)
+        needed = root * root
+        if not math.isfinite(needed):
+            raise ValueError(f"target must be large enough for a finite horizon, got {target!r}")
         horizon = max(math.ceil(needed * (1 - 1e-12)), 1)  # a rounding error above an integer is not another step
+    if phi0 == 0 and noise_variance:
+        raise ValueError("initial_gap must be > 0 where there is noise: a start without error allows no step; got 0")
     horizon = DEFAULT_HORIZON if horizon is None else steps(horizon)
     M = row.best_M(smoothness, noise_variance, phi0, horizon)
     gamma = row.gamma(M, smoothness)
@@ -268,7 +278,8 @@ def inner_steps(penalty_smoothness: float, M: float) -> int:
     >>> inner_steps(penalty_smoothness=90.0, M=10.0)
     38
     """
-    kappa = (checks.nonnegative("penalty_smoothness", penalty_smoothness) + M) / checks.more_than(0, "M", M)
+    M = checks.more_than(0, "M", M)
+    kappa = (checks.nonnegative("penalty_smoothness", penalty_smoothness) + M) / M
     return math.ceil(kappa * math.log(1 + 4 * kappa))
 
 
@@ -311,6 +322,8 @@ class IncreasingSchedule:
 
     def weight(self, i: int) -> float:
         """The weight 1/M_{i−1} of the iterate x_i, i ≥ 1, in the draw of the output."""
+        if i < 1:
+            raise ValueError(f"i must be an integer >= 1, the number of an iterate; got {i!r}")
         return 1 / self.M(i - 1)
 
     def guarantee(self, horizon: int) -> float:

@@ -6,7 +6,7 @@ There (x, m) follows a linear recursion, so its second moments do too: expectati
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from proxmo import checks
 from proxmo.theory.plans import Initial, Rates, steps
@@ -89,6 +89,10 @@ def quadratic_moments(
     a = checks.nonnegative("curvature", curvature)
     variance = checks.nonnegative("noise_variance", noise_variance)
     xx = checks.nonnegative("start", start)
+    if initial not in get_args(Initial):
+        raise ValueError(f"initial must be one of {get_args(Initial)}, got {initial!r}")
+    if checks.count("batch", batch) == 0:
+        raise ValueError("batch must be an integer >= 1, got 0")
     if initial == "gradient":
         xm, mm = big_l * xx, big_l**2 * xx + variance / batch
     else:

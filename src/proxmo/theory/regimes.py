@@ -21,7 +21,7 @@ class Regime:
     needs: str
     """What it asks of ψ and of the prox."""
     floor: float
-    """M ≥ floor·L; the smallest M at which γ ≤ 1."""
+    """M ≥ floor·L; γ is about 1 there."""
     gain: float
     """γ = gain·L/N."""
     alpha: float
@@ -49,8 +49,8 @@ class Regime:
         lowest = self.floor * smoothness
         if lowest * (1 - 1e-12) > M:  # a rounding error below is not a mistake
             raise ValueError(
-                f"M must be at least {self.floor:g}·smoothness = {lowest:g}, or gamma exceeds 1 and "
-                f"the descent of {self.source} fails; got M = {M!r}"
+                f"M must be at least {self.floor:g}·smoothness = {lowest:g}, or "
+                f"the descent of {self.source} is not proved; got M = {M!r}"
             )
         return min(self.gain * smoothness / self._scale(M, smoothness), 1.0)
 
