@@ -47,6 +47,17 @@ def test_without_penalty_it_is_torch_sgd_with_dampening(
         torch.testing.assert_close(mine, other, rtol=rounding, atol=rounding)
 
 
+def test_a_warm_up_from_zero_is_torch_sgd_too() -> None:
+    ours, theirs = start(), start()
+    sgd = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, dampening=0.9)
+    prox = proxmo.ProxSGD([ours], lr=0.1, momentum=0.9)
+    for k, grad in enumerate(gradients(6)):
+        for optimizer, param in ((prox, ours), (sgd, theirs)):
+            optimizer.param_groups[0]["lr"] = 0.1 * k
+            run(optimizer, param, [grad])
+    torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("lr", [0.3, torch.tensor(0.3, dtype=torch.float64), torch.tensor([0.3], dtype=torch.float64)])
 @pytest.mark.parametrize("maximize", [False, True])

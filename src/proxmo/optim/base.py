@@ -131,7 +131,8 @@ class ProxOptimizer(Optimizer):
         >>> proxmo.ProxSGD([torch.tensor([1.0, -2.0])], penalty=proxmo.L1(0.5)).penalty_value()
         tensor(1.5000)
         """
-        values = [group["penalty"].value(p) for group in self.param_groups if group["penalty"] for p in group["params"]]
+        penalised = [group for group in self.param_groups if group["penalty"] is not None]
+        values = [group["penalty"].value(p) for group in penalised for p in group["params"]]
         return sum((value.to(values[0].device) for value in values[1:]), values[0]) if values else torch.zeros(())
 
     @torch.no_grad()

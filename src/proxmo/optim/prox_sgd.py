@@ -104,7 +104,9 @@ class ProxSGD(ProxOptimizer):
                 gradients.append(p.grad)
             elif momentum != 0:
                 state["momentum_buffer"] = p.grad.clone() if initial == "gradient" else torch.zeros_like(p.grad)
-                if idle:  # a checkpoint asks for the state by a step with lr = 0; that must not start the average
+                # Distributed checkpoints ask for the state by a step with lr = 0 and zero gradients, which must not
+                # count as the start of the average; a first step of a warm-up, with lr = 0 only, does.
+                if idle and not torch.compiler.is_compiling() and not bool(p.grad.any()):
                     self._unstarted.add(p)
             directions.append(state.get("momentum_buffer", p.grad))
         if use_foreach(group["foreach"], averages):
