@@ -18,6 +18,7 @@ from torch.nn import Parameter
 
 from proxmo import AutoProxSGD, ProxSGD
 from proxmo.experiments.problems import Problem, Quadratic, RobustRegression
+from proxmo.experiments.threads import one_thread
 
 STRIDE = 10  # errors are measured every so many steps
 
@@ -79,6 +80,7 @@ def auto_error(problem: Problem, samples: int, seed: int) -> tuple[float, int]:
     return total / count, group["extra_gradients"]
 
 
+@one_thread()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=10_000)

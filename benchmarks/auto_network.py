@@ -16,6 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from proxmo import AutoProxSGD, GroupLInf, ProxOptimizer, ProxSGD
+from proxmo.experiments.threads import one_thread
 
 EPOCHS, BATCH, SEEDS = 30, 32, 3
 STRENGTH = 1e-3
@@ -56,6 +57,7 @@ def train(make: Callable[[list[dict[str, Any]]], ProxOptimizer], data: tuple[Ten
     return [float(objective), float(accuracy), optimizer.sparsity()[0].zeros]
 
 
+@one_thread()
 def main() -> None:
     data = digits()
     methods: dict[str, Callable[[list[dict[str, Any]]], ProxOptimizer]] = {"AutoProxSGD": AutoProxSGD}

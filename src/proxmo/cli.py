@@ -17,6 +17,7 @@ from rich.table import Table
 import proxmo
 from proxmo import theory
 from proxmo.experiments import synthetic
+from proxmo.experiments.threads import one_thread
 from proxmo.files import written_whole
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -123,7 +124,7 @@ def verify(
 
     console = Console()
     found: list[Check] = []
-    with Progress(console=console, disable=quiet) as progress:
+    with one_thread(), Progress(console=console, disable=quiet) as progress:
         for check in progress.track(all_checks(horizon), description="checks"):
             found += check()
     table = Table(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch.nn import Parameter
 
 from proxmo import ProxSGD, SquaredL2, theory
+from proxmo.experiments.threads import one_thread
 
 DIMENSION = 5
 SMOOTHNESS = 1.0
@@ -99,6 +100,7 @@ def grid() -> list[Cell]:
     return momentum + vanilla
 
 
+@one_thread()
 def run(seeds: int = 50, iterations: int = ITERATIONS, advance: Callable[[], None] = lambda: None) -> Results:
     """Run the whole grid.
 

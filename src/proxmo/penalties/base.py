@@ -34,7 +34,7 @@ def _field_checks(penalty_class: type[Penalty]) -> dict[str, Callable[[str, Any]
     except NameError:  # a user's annotation that exists for type checkers only
         return {}
     annotated = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: checks[0] for name, data in annotated.items() if (checks := [c for c in data if callable(c)])}
+    return {name: found[0] for name, data in annotated.items() if (found := [c for c in data if callable(c)])}
 
 
 def widen(x: Tensor) -> Tensor:
