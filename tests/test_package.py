@@ -48,10 +48,11 @@ def test_readme_lists_every_penalty_with_its_arguments() -> None:
             assert f"| `{name}({arguments})` |" in README
 
 
-def test_readme_code_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_readme_and_docs_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == README.count("```python")
+    pages = README + (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", pages, flags=re.DOTALL)
+    assert len(blocks) == pages.count("```python")
     for code, expected in blocks:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

@@ -163,7 +163,7 @@ class Monitor:
     Args:
         optimizer: the optimizer of the run; its ``certify`` is set.
         closure: returns f(x) on all data, with its gradient in ``.grad`` (it may call ``zero_grad`` and ``backward``).
-        weight: α/L, the weight of Δ in Φ; 0 leaves Φ = F.
+        weight: α/L, the weight of Δ in Φ (``theory.REGIMES["convex"].alpha / smoothness``); 0 leaves Φ = F.
         writer: a TensorBoard ``SummaryWriter``, for curves to look at while it runs.
 
     >>> import proxmo
@@ -225,7 +225,11 @@ class Monitor:
         self._left = left
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
-        """All that was recorded: one array per quantity, one element per record; NaN for what is not known."""
+        """All that was recorded: one array per quantity, one element per record; NaN for what is not known.
+
+        ``loss`` is f, ``penalty`` ψ, ``objective`` F, ``gradient`` ‖∇F‖², ``zeros`` the share of zeros, ``variance`` Δ,
+        ``movement`` R and ``potential`` Φ.
+        """
         length = len(self._columns["loss"])
         return {name: np.array(values + [np.nan] * (length - len(values))) for name, values in self._columns.items()}
 

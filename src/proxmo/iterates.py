@@ -20,7 +20,8 @@ class RandomIterate:
     probability weight/(sum of weights), which leaves each with its share (reservoir sampling).
 
     The draws do not depend on the parameters, so processes that make the same calls and start from the same seed keep
-    the same iterate.
+    the same iterate. Where ψ has kinks, measure it with `criteria.gradient_mapping`: the certificates of steps do not
+    follow it.
 
     Args:
         params: the parameters, as for an optimizer but without groups.

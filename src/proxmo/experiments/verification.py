@@ -168,7 +168,7 @@ def _lower_bound_of_vanilla() -> list[Check]:
                 moments = _moments(_constant(M, gamma=1.0), 200, start)
                 yield from ((VARIANCE / 4, error) for error in moments.gradient[1:])
 
-    return [_tightest("vanilla: E‖∇F‖² ≥ σ²/4", "quadratic", pairs())]
+    return [_tightest("vanilla: σ²/4 ≤ E‖∇F‖²", "quadratic", pairs())]
 
 
 def _inexact_guarantees(name: str, kind: str, horizon: int) -> list[Check]:

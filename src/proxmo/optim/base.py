@@ -87,7 +87,10 @@ class ProxOptimizer(Optimizer):
             raise RuntimeError("no step has left a certificate for this parameter; set certify = True before the step")
         certificate = self._certificates[param]
         if certificate.version != param._version:
-            raise RuntimeError("the parameter was written to after its last step, whose certificate no longer holds")
+            raise RuntimeError(
+                "the parameter was written to after its last step, whose certificate no longer holds; gradient_mapping "
+                "needs none"
+            )
         return certificate
 
     @abstractmethod

@@ -28,6 +28,15 @@ class Rates(NamedTuple):
 class Plan:
     """What to set and what it promises; also a schedule of constant `Rates`.
 
+    Attributes:
+        regime: the proof it rests on.
+        lr, momentum: for the optimizer; M = 1/lr and gamma = 1 − momentum.
+        phi0: Φ₀, the potential at the start.
+        horizon: K, the number of steps.
+        guarantee: the bound on E‖∇F‖² at an iterate drawn uniformly from x₁ … x_K.
+        variance_guarantee: the bound on E‖m − ∇f‖² at such an iterate, where the regime has one.
+        inexactness: the squared prox error S in each step that the guarantee counts in; ``None`` if it counts none.
+
     >>> found = plan(smoothness=1.0, noise_variance=25.0, initial_gap=10.0, horizon=1000)
     >>> round(found.momentum, 3), found(k=7) == Rates(found.lr, found.momentum)
     (0.958, True)
@@ -39,15 +48,10 @@ class Plan:
     M: float
     gamma: float
     phi0: float
-    """Φ₀, the potential at the start."""
     horizon: int
-    """K, the number of steps."""
     guarantee: float
-    """The bound on E‖∇F‖² at an iterate drawn uniformly from x₁ … x_K."""
     variance_guarantee: float | None
-    """The bound on E‖m − ∇f‖² at such an iterate, where the regime has one."""
     inexactness: float | None
-    """The squared prox error S in each step that the guarantee counts in; ``None`` if it counts none."""
 
     def __call__(self, k: int) -> Rates:
         """The rates of iteration ``k``: always the same."""
