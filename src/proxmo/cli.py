@@ -84,7 +84,7 @@ def plan(
     """Which lr and momentum theory gives, in each of its regimes, and what it promises."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("regime", no_wrap=True)
-    for column in ("lr", "1−momentum", "steps", "‖∇F‖²≤", "‖m−∇f‖²≤", "prox error"):
+    for column in ("lr", "1−momentum", "steps", "‖∇F‖²≤", "‖m−∇f‖²≤", "prox err."):
         table.add_column(column, justify="right", no_wrap=True)
     for name in theory.REGIMES:
         try:
@@ -132,7 +132,7 @@ def verify(
             found += check()
     table = Table(
         title="left ≤ right in every row; slack is right/left",
-        caption="Left is what was observed (for vanilla: σ²/4), right what was promised. quadratic: exact expectations, "
+        caption="Left is what was observed (for vanilla: σ²/4), right what was promised. quadratic: exact, "
         "the tightest of all steps and settings; ℓ1 and ℓ∞,1: a non-convex regression, means of "
         f"{RUNS} runs of {horizon} steps; S: squared error of an inexact prox. docs/theory.md spells it out.",
         box=box.SIMPLE_HEAD,
