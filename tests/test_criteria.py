@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,18 @@ def lasso(momentum: float) -> tuple[Parameter, proxmo.ProxSGD, Tensor, Tensor]:
     target = data[:, 0] + 0.1 * torch.randn(50, generator=generator, dtype=DOUBLE)
     x = Parameter(torch.full((6,), 0.5, dtype=DOUBLE))
     return x, proxmo.ProxSGD([x], lr=0.2, momentum=momentum, penalty=proxmo.L1(0.3)), data, target
+
+
+def half_square(x: Parameter) -> Callable[[], Tensor]:
+    """A closure for f = ‖x‖²/2."""
+
+    def loss() -> Tensor:
+        x.grad = None
+        value = x.square().sum() / 2
+        value.backward()
+        return value
+
+    return loss
 
 
 def full_gradient(x: Tensor, data: Tensor, target: Tensor) -> Tensor:
@@ -166,13 +179,7 @@ def test_monitor_without_penalty_knows_the_first_gradient() -> None:
     x = Parameter(torch.tensor([3.0]))
     optimizer = proxmo.ProxSGD([x])
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = x.square().sum() / 2
-        value.backward()
-        return value
-
-    monitor = criteria.Monitor(optimizer, loss)
+    monitor = criteria.Monitor(optimizer, half_square(x))
     monitor.record()
     monitor.record()  # no step between: nothing to complete
     assert monitor.arrays()["gradient"].tolist() == [9.0, 9.0]
@@ -184,12 +191,7 @@ def test_monitor_now_and_then() -> None:
     x = Parameter(torch.tensor([3.0, 1.0], dtype=DOUBLE))
     optimizer = proxmo.ProxSGD([x], lr=0.1, momentum=0.5, initial="zero")
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = x.square().sum() / 2
-        value.backward()
-        return value
-
+    loss = half_square(x)
     monitor = criteria.Monitor(optimizer, loss)
     expected = []
     for k in range(20):
@@ -236,6 +238,34 @@ def test_a_certificate_does_not_outlive_its_point() -> None:
         optimizer.certificate(x)
 
 
+def test_a_monitor_survives_writing_to_the_parameters() -> None:
+    """After a look at the random iterate no certificate holds, until the next step."""
+    x = Parameter(torch.ones(3))
+    optimizer = proxmo.ProxSGD([x], lr=0.1, penalty=proxmo.L1(0.1))
+    loss = half_square(x)
+    monitor = criteria.Monitor(optimizer, loss)
+    kept = proxmo.RandomIterate([x])
+    for k in range(4):
+        monitor.record()
+        loss()
+        optimizer.step()
+        kept.update()
+        if k == 1:
+            with kept.swapped_in():
+                pass
+    assert np.isnan(monitor.arrays()["gradient"]).tolist() == [True, False, True, False]
+    assert np.isfinite(monitor.arrays()["variance"]).all()
+
+
+def test_a_step_of_zero_certifies_nothing() -> None:
+    x = Parameter(torch.ones(3))
+    optimizer = proxmo.ProxSGD([x], lr=0.0, penalty=proxmo.L1(0.1))
+    optimizer.certify = True
+    x.grad = torch.ones(3)
+    optimizer.step()
+    assert optimizer.certificate_or_none(x) is None
+
+
 def test_small_steps_and_half_precision_keep_their_digits() -> None:
     x = Parameter(torch.full((4,), 100.0))
     optimizer = proxmo.ProxSGD([x], lr=1e-6, momentum=0.0, penalty=proxmo.L1(1.0))
@@ -267,12 +297,7 @@ def test_monitor_writes_to_tensorboard(tmp_path: Path) -> None:
     x = Parameter(torch.tensor([3.0]))
     optimizer = proxmo.ProxSGD([x], lr=0.1, penalty=proxmo.L1(1.0))
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = x.square().sum() / 2
-        value.backward()
-        return value
-
+    loss = half_square(x)
     with SummaryWriter(tmp_path) as writer:
         monitor = criteria.Monitor(optimizer, loss, writer=writer)
         for _ in range(3):

@@ -7,7 +7,7 @@ that the last prox step certifies, the prox-gradient mapping, and the gradient o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proxmo import checks
-from proxmo.optim.base import ProxOptimizer
+from proxmo.optim.base import Certificate, ProxOptimizer
 from proxmo.penalties.base import Penalty
+from proxmo.secants import distance, square
 
 MirrorStep = Callable[[Tensor, Tensor, float], Tensor]
 """(x, gradient, lr) ↦ argmin <gradient, u> + ψ(u) + D(u, x)/lr for a Bregman distance D."""
@@ -152,6 +153,15 @@ class ScalarWriter(Protocol):
         """Store one number."""
 
 
+class _Left(NamedTuple):
+    """A parameter as it was when a monitor recorded it."""
+
+    param: Tensor
+    point: Tensor
+    gradient: Tensor
+    certificate: Certificate | None
+
+
 class Monitor:
     """Records what the theory speaks of during a run: F, ψ, ‖∇F‖², Δ, R, Φ and sparsity.
 
@@ -199,7 +209,7 @@ class Monitor:
             name: []
             for name in ("loss", "penalty", "objective", "gradient", "zeros", "variance", "movement", "potential")
         }
-        self._left: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, x_k and ∇f(x_k) of the last record
+        self._left: list[_Left] = []
         optimizer.certify = True
         optimizer.register_step_post_hook(lambda *_: self._after_step())
 
@@ -211,7 +221,11 @@ class Monitor:
             with torch.enable_grad():
                 loss = float(torch.as_tensor(self._closure()).detach())
             gradient = self._gradient_norm()
-            left = [(p, p.detach().clone(), p.grad.clone()) for p in params if p.grad is not None]
+            left = [
+                _Left(p, p.detach().clone(), p.grad.clone(), self._optimizer.certificate_or_none(p))
+                for p in params
+                if p.grad is not None
+            ]
         finally:
             for p, before in zip(params, held, strict=True):
                 p.grad = before
@@ -235,19 +249,20 @@ class Monitor:
 
     def _gradient_norm(self) -> float:
         for group in self._optimizer.param_groups:
-            if group["penalty"] is not None and not self._optimizer.has_certificate(group["params"]):
+            used = [p for p in group["params"] if p.grad is not None]
+            if group["penalty"] is not None and not all(map(self._optimizer.certificate_or_none, used)):
                 return float("nan")
         return gradient_norm(self._optimizer)
 
     def _after_step(self) -> None:
         """Add what is known only after the step that leaves a recorded point: Δ_k, R_k and Φ_k."""
-        known = [entry for entry in self._left if self._optimizer.has_certificate([entry[0]])]
-        if not known:
+        new = [(left, self._optimizer.certificate_or_none(left.param)) for left in self._left]
+        moved = [(left, made) for left, made in new if made is not None and made is not left.certificate]
+        if not moved:
             return
-        directions = [self._optimizer.certificate(p).direction for p, _, _ in known]
-        variance = sum(_square(d - g) for d, (_, _, g) in zip(directions, known, strict=True))
+        variance = square([made.direction.double() - left.gradient.double() for left, made in moved])
         self._add("variance", variance)
-        self._add("movement", sum(_square(p.detach() - x) for p, x, _ in known))
+        self._add("movement", distance([left.param for left, _ in moved], [left.point for left, _ in moved]) ** 2)
         self._add("potential", self._columns["objective"][-1] + self._weight * variance)
         self._left = []
 
@@ -261,7 +276,3 @@ class Monitor:
         self._columns[name].append(value)
         if self._writer is not None:
             self._writer.add_scalar(f"proxmo/{name}", value, len(self._columns[name]) - 1)
-
-
-def _square(vector: Tensor) -> float:
-    return float(vector.double().square().sum())

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from proxmo import checks
 from proxmo.penalties.base import Penalty
+from proxmo.secants import distance, mean_product, probe_length, square
 
-PROBE = 1e-3  # how far secants reach, relative to 1 + ‖x‖
 DIRECTIONS = 5
 
 
@@ -142,7 +142,7 @@ def _estimate(
 ) -> Estimates:
     losses, gradients = zip(*(_evaluate(closure, k, params) for k in range(samples)), strict=True)
     mean = _mean(gradients)
-    squares = [_dot(d, d) for d in ([g - m for g, m in zip(gs, mean, strict=True)] for gs in gradients)]
+    squares = [square([g - m for g, m in zip(gs, mean, strict=True)]) for gs in gradients]
     variance = math.fsum(squares) / (samples - 1)
     spread = math.sqrt(math.fsum((s * samples / (samples - 1) - variance) ** 2 for s in squares) / (samples - 1))
     margin = 1.96 * spread / math.sqrt(samples)
@@ -163,34 +163,32 @@ def _smoothness(
 ) -> float:
     """The largest ‖∇²f·v‖ over a few directions v, starting along the gradient."""
     here = [p.detach().clone() for p in params]
-    rounding = max(math.sqrt(torch.finfo(p.dtype).eps) for p in params)
-    reach = max(PROBE, rounding) * (1 + math.sqrt(_dot(here, here)))
+    reach = probe_length(here)
     used = range(min(len(gradients), 8))
     largest = 0.0
     # half the gradient, half a random direction: the gradient alone may never leave a subspace of little curvature
     generator = torch.Generator().manual_seed(0)
     random = [torch.randn(p.shape, generator=generator).to(p) for p in here]
-    share = math.sqrt(_dot(mean, mean) / max(_dot(random, random), 1e-300)) or 1.0
+    share = math.sqrt(square(mean) / max(square(random), 1e-300)) or 1.0
     direction = [m + share * r for m, r in zip(mean, random, strict=True)]
     for _ in range(DIRECTIONS):
-        length = math.sqrt(_dot(direction, direction))
+        length = math.sqrt(square(direction))
         if length == 0:
             break
         try:
             with torch.no_grad():
                 for p, d in zip(params, direction, strict=True):
                     p.add_(d, alpha=reach / length)
-            distance = math.sqrt(_dot(offsets := [p.detach() - x for p, x in zip(params, here, strict=True)], offsets))
+            moved_by = distance(params, here)
             moved = [_evaluate(closure, k, params)[1] for k in used]
         finally:
             with torch.no_grad():
                 for p, x in zip(params, here, strict=True):
                     p.copy_(x)
-        secants = [[(b - a) / (distance or 1.0) for a, b in zip(gradients[k], moved[k], strict=True)] for k in used]
+        secants = [[(b - a) / (moved_by or 1.0) for a, b in zip(gradients[k], moved[k], strict=True)] for k in used]
         direction = _mean(secants)
-        # the mean product of two different secants is ‖∇²f·v‖² without the noise of either
-        products = len(used) ** 2 * _dot(direction, direction) - math.fsum(_dot(s, s) for s in secants)
-        largest = max(largest, math.sqrt(max(products, 0.0) / (len(used) * (len(used) - 1))))
+        total = len(used) ** 2 * square(direction)
+        largest = max(largest, math.sqrt(mean_product(total, math.fsum(map(square, secants)), len(used))))
     return largest
 
 
@@ -208,7 +206,3 @@ def _evaluate(closure: Callable[[int], Tensor], k: int, params: list[Tensor]) ->
 
 def _mean(vectors: Iterable[list[Tensor]]) -> list[Tensor]:
     return [torch.stack(parts).mean(0) for parts in zip(*vectors, strict=True)]
-
-
-def _dot(a: list[Tensor], b: list[Tensor]) -> float:
-    return math.fsum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ def drive(problem: Problem, x: Parameter, optimizer: proxmo.AutoProxSGD, seeds: 
             return float(seed)
 
         assert optimizer.step(closure) == seed
+
+
+def failing_at_the_second_point(x: Parameter) -> Callable[[], float]:
+    calls = iter([1, 2])
+
+    def closure() -> float:
+        if next(calls) == 2:
+            raise ArithmeticError
+        x.grad = torch.ones_like(x)
+        return 0.0
+
+    return closure
 
 
 def test_estimates_on_a_quadratic() -> None:
@@ -135,19 +148,9 @@ def test_bad_calls_change_nothing() -> None:
 
     with pytest.raises(FloatingPointError, match="the gradient is not finite"):
         optimizer.step(not_a_number)
-    calls = 0
-
-    def fails_at_the_second_point() -> float:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise ArithmeticError
-        x.grad = torch.ones(2)
-        return 0.0
-
     fresh = copy.deepcopy(optimizer.state_dict()["param_groups"])
     with pytest.raises(ArithmeticError):
-        optimizer.step(fails_at_the_second_point)
+        optimizer.step(failing_at_the_second_point(x))
     assert torch.equal(x, torch.ones(2))
     assert optimizer.state_dict()["param_groups"] == fresh
     assert all((value == 0).all() for value in optimizer.state[x].values())
@@ -161,18 +164,8 @@ def test_a_closure_that_raises_can_be_tried_again(when: int) -> None:
     steady, troubled = (proxmo.AutoProxSGD([p], penalty=proxmo.SquaredL2(0.1)) for p in (x, y))
     drive(problem, x, steady, range(20))
     drive(problem, y, troubled, range(when))
-    calls = 0
-
-    def fails_at_the_second_point() -> float:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise ArithmeticError
-        y.grad = torch.ones_like(y)
-        return 0.0
-
     with pytest.raises(ArithmeticError):
-        troubled.step(fails_at_the_second_point)
+        troubled.step(failing_at_the_second_point(y))
     drive(problem, y, troubled, range(when, 20))
     assert torch.equal(x, y)
 

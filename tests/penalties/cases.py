@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -177,6 +178,14 @@ ROWS: list[tuple[Callable[[float], Penalty], Any, Any, int]] = [
 CASES = [Case(repr(make(1.0)), make, value, prox, axes) for make, value, prox, axes in ROWS]
 CONVEX = [case for case in CASES if case.make(1.0).convex]
 NON_CONVEX = [case for case in CASES if not case.make(1.0).convex]
+
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+
+
+def noise(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def objective(case: Case, penalty: Penalty, u: Tensor, x: Tensor, step: float) -> float:

@@ -11,16 +11,10 @@ import torch
 from torch import Tensor
 
 import proxmo
-from penalties.cases import CASES, Case, assert_is_prox, tolerance
+from penalties.cases import Case, assert_is_prox, every_case, every_dtype, noise, tolerance
 
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 SHAPES = [(), (1,), (6,), (3, 5), (2, 3, 2), (3, 2, 2, 2), (2, 2, 1, 2, 2)]
 STEP = 0.8
-
-
-def noise(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def point(dtype: torch.dtype = torch.float64) -> Tensor:

@@ -131,7 +131,7 @@ def test_at_the_optimum_there_is_nothing_to_do() -> None:
             r"initial='zero' needs ψ = 0: .*Theorem 1.*got penalty L1\(strength=0.1\)",
         ),
         ({"initial": "penalty"}, "initial='penalty' needs gradient_norm"),
-        ({"penalty": MCP(0.1, 2.0)}, r"regime 'convex' needs a convex ψ.*got penalty MCP"),
+        ({"penalty": MCP(0.1, 2.0)}, r"regime 'convex' needs ψ convex.*got penalty MCP"),
         ({"initial": "zero", "initial_gap": 0.0}, "initial_gap must be > 0 where there is noise"),
         ({"target": 1e-160}, "target must be large enough for a finite horizon, got 1e-160"),
         ({"batch": 0}, "batch must be an integer >= 1, got 0"),

@@ -12,10 +12,10 @@ from torch.optim.optimizer import ParamsT
 
 from proxmo.optim.base import Group, ProxOptimizer
 from proxmo.penalties.base import Penalty
+from proxmo.secants import distance, mean_product, probe_length, square
 
 SAMPLES = 8  # gradients at the start, to know the noise before the first move
 WINDOW = 4  # steps in a row whose secants are taken together
-PROBE = 1e-3  # length of the probing step at the start, relative to 1 + ‖x‖; longer in half precision
 
 
 class AutoProxSGD(ProxOptimizer):
@@ -98,17 +98,20 @@ class AutoProxSGD(ProxOptimizer):
         self._check_step()
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         gradients = [_gradient(p).clone() for p in params]
-        if not math.isfinite(_square(gradients)):
+        if not math.isfinite(square(gradients)):
             raise FloatingPointError("the gradient is not finite; parameters and state are as they were")
-        undo = self._snapshot(params)
+        learning = self._known("steps") == 0 and not self._ready()
+        # only a second evaluation can fail once parameters or state have changed
+        undo = self._snapshot(params) if learning or self._secant_is_due() else None
         try:
-            if self._known("steps") == 0 and not self._ready():
+            if learning:
                 self._learn(closure, params, gradients)
             else:
                 self._tune(params, gradients)
                 self._move(closure, params, gradients)
         except BaseException:
-            undo()
+            if undo is not None:
+                undo()
             raise
         finally:
             for p, gradient in zip(params, gradients, strict=True):
@@ -121,7 +124,7 @@ class AutoProxSGD(ProxOptimizer):
     def _make_state_for_a_checkpoint(self) -> None:
         """Distributed checkpoints ask for the state by a step without a closure and with zero gradients."""
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if not params or _square([_gradient(p) for p in params]) != 0:
+        if not params or square([_gradient(p) for p in params]) != 0:
             raise TypeError("AutoProxSGD.step needs a closure that evaluates the loss on one sample, got None")
         for p in params:
             self._buffers(p)
@@ -157,6 +160,9 @@ class AutoProxSGD(ProxOptimizer):
     def _ready(self) -> bool:
         return bool(self._known("samples") >= SAMPLES and self._known("smoothness") > 0)
 
+    def _secant_is_due(self) -> bool:
+        return bool(self._known("steps") >= self._known("next_secant"))
+
     def _learn(self, closure: Callable[[], float], params: list[Tensor], gradients: list[Tensor]) -> None:
         """Mean and variance of the gradients at x₀ (Welford's way), and secants along the first gradient."""
         seen = self._known("samples") + 1
@@ -164,21 +170,20 @@ class AutoProxSGD(ProxOptimizer):
         deviations = [g - m for g, m in zip(gradients, averages, strict=True)]
         for average, deviation in zip(averages, deviations, strict=True):
             average.add_(deviation, alpha=1 / seen)
-        scatter = self._known("noise_variance") + _square(deviations) * (seen - 1) / seen
+        scatter = self._known("noise_variance") + square(deviations) * (seen - 1) / seen
         self._note(samples=seen, noise_variance=scatter)
 
         probes = [self._buffers(p)["probe"] for p in params]
-        if _square(probes) == 0:
-            length = math.sqrt(_square(gradients)) or 1.0
+        if square(probes) == 0:
+            length = math.sqrt(square(gradients)) or 1.0
             for probe, gradient in zip(probes, gradients, strict=True):
                 probe.copy_(gradient / length)
         here = [p.clone() for p in params]
-        rounding = max(math.sqrt(torch.finfo(p.dtype).eps) for p in params)
-        reach = max(PROBE, rounding) * (1 + math.sqrt(_square(params)))
+        reach = probe_length(params)
         for p, probe in zip(params, probes, strict=True):
             p.add_(probe, alpha=reach)
         _evaluate(closure)
-        self._add_secant(params, gradients, _distance(params, here))
+        self._add_secant(params, gradients, distance(params, here))
         for p, x in zip(params, here, strict=True):
             p.copy_(x)
 
@@ -190,7 +195,7 @@ class AutoProxSGD(ProxOptimizer):
     def _tune(self, params: list[Tensor], gradients: list[Tensor]) -> None:
         """Update the estimates with a new gradient, average it in, and set lr."""
         averages = [self._buffers(p)["momentum_buffer"] for p in params]
-        surprise = _square([g - m for g, m in zip(gradients, averages, strict=True)])
+        surprise = square([g - m for g, m in zip(gradients, averages, strict=True)])
         samples = self._known("samples") + 1
         variance = self._known("noise_variance") + (surprise - self._known("noise_variance")) / samples
         smoothness = self._known("smoothness")
@@ -205,39 +210,35 @@ class AutoProxSGD(ProxOptimizer):
         """The step, and a secant along it when it is time for one."""
         here = [p.clone() for p in params]
         self._take_step()
-        movement = _distance(params, here)
-        steps = self._known("steps") + 1
-        self._note(steps=steps, movement=movement)
-        if steps > self._known("next_secant") and movement > 0:
+        movement = distance(params, here)
+        due = self._secant_is_due()
+        self._note(steps=self._known("steps") + 1, movement=movement)
+        if due and movement > 0:
             _evaluate(closure)
             self._add_secant(params, gradients, movement)
             if self._known("secants") == WINDOW:
                 self._close_window(params)
                 self._note(next_secant=max(2 * self._known("next_secant"), 2 * WINDOW))
 
-    def _add_secant(self, params: list[Tensor], gradients: list[Tensor], distance: float) -> None:
-        if distance == 0:
+    def _add_secant(self, params: list[Tensor], gradients: list[Tensor], length: float) -> None:
+        if length == 0:
             return
         changes = [
             torch.zeros_like(g) if p.grad is None else p.grad - g for p, g in zip(params, gradients, strict=True)
         ]
-        secants = [change / distance for change in changes]
+        secants = [change / length for change in changes]
         for p, secant in zip(params, secants, strict=True):
             self._buffers(p)["secant_sum"].add_(secant)
         self._note(
             secants=self._known("secants") + 1,
-            secant_squares=self._known("secant_squares") + _square(secants),
+            secant_squares=self._known("secant_squares") + square(secants),
             extra_gradients=self._known("extra_gradients") + 1,
         )
 
     def _curvature(self, params: list[Tensor]) -> float:
-        """The mean product of two different secants, an estimate of ‖∇²f·v‖² without bias; 0 if there is none."""
-        count: int = self._known("secants")
-        if count < 2:
-            return 0.0
-        squares: float = self._known("secant_squares")
-        total = _square([self._buffers(p)["secant_sum"] for p in params])
-        return max((total - squares) / (count * (count - 1)), 0.0)
+        """An estimate of ‖∇²f·v‖² without bias; 0 if there is none yet."""
+        total = square([self._buffers(p)["secant_sum"] for p in params])
+        return mean_product(total, self._known("secant_squares"), self._known("secants"))
 
     def _close_window(self, params: list[Tensor]) -> None:
         smoothness = max(self._known("smoothness"), math.sqrt(self._curvature(params)))
@@ -254,12 +255,3 @@ def _evaluate(closure: Callable[[], float]) -> float:
 def _gradient(p: Tensor) -> Tensor:
     assert p.grad is not None
     return p.grad
-
-
-def _square(tensors: list[Tensor]) -> float:
-    """‖·‖² of the whole list as one vector, in float64."""
-    return math.fsum(float(t.detach().double().square().sum()) for t in tensors)
-
-
-def _distance(params: list[Tensor], others: list[Tensor]) -> float:
-    return math.sqrt(_square([p.double() - x.double() for p, x in zip(params, others, strict=True)]))

@@ -67,9 +67,10 @@ class ProxOptimizer(Optimizer):
         super().__init__(params, defaults)
         self._certificates: dict[Tensor, Certificate] = {}
 
-    def has_certificate(self, params: list[Tensor]) -> bool:
-        """Whether the last steps left a certificate for all of these parameters."""
-        return all(p in self._certificates for p in params)
+    def certificate_or_none(self, param: Tensor) -> Certificate | None:
+        """`certificate`, or ``None`` where there is none that holds."""
+        certificate = self._certificates.get(param)
+        return certificate if certificate is not None and certificate.version == param._version else None
 
     def certificate(self, param: Tensor) -> Certificate:
         """What the last step made sure of for this parameter; set ``certify = True`` before it.
@@ -123,7 +124,8 @@ class ProxOptimizer(Optimizer):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
-                certificates = self._certificates if self.certify else None
+                idle = not isinstance(group["lr"], Tensor) and group["lr"] == 0  # such a step proves nothing
+                certificates = self._certificates if self.certify and not idle else None
                 _proximal_step(params, self._directions(group, params), group, certificates)
 
     @torch.no_grad()
@@ -255,8 +257,6 @@ def _proximal_step(
 
 def _subgradient(penalty: Penalty, point: Tensor, lr: float | Tensor) -> Tensor:
     """(point − prox(point))/lr: in float64, since small steps leave few digits in the difference."""
-    if not isinstance(lr, Tensor) and lr == 0:
-        return torch.full_like(point, torch.nan)  # such a step proves nothing
     exact = point.double()
     return ((exact - penalty.apply(exact, lr, None)) / lr).to(point.dtype)
 

@@ -172,7 +172,7 @@ def variance_guarantee(
     M, big_l = checks.more_than(0, "M", M), checks.more_than(0, "smoothness", smoothness)
     start = checks.nonnegative("phi0", phi0) / steps(horizon)
     rise = row.noise(M, big_l, checks.nonnegative("noise_variance", noise_variance))
-    return (start + rise) * (M - big_l if row.shifted else M) / row.variance_descent
+    return (start + rise) * row.scale(M, big_l) / row.variance_descent
 
 
 def plan(
@@ -209,9 +209,7 @@ def plan(
     """
     row = regime_named(regime)
     if regime.startswith("convex") and getattr(penalty, "convex", True) is False:
-        raise ValueError(
-            f"regime {regime!r} needs a convex ψ (its proof in {row.source} uses it), got penalty {penalty!r}"
-        )
+        raise ValueError(f"regime {regime!r} needs {row.needs} (proof in {row.source}); got penalty {penalty!r}")
     phi0 = initial_potential(
         regime,
         smoothness=smoothness,

@@ -52,7 +52,7 @@ class Regime:
                 f"M must be at least {self.floor:g}·smoothness = {lowest:g}, or "
                 f"the descent of {self.source} is not proved; got M = {M!r}"
             )
-        return min(self.gain * smoothness / self._scale(M, smoothness), 1.0)
+        return min(self.gain * smoothness / self.scale(M, smoothness), 1.0)
 
     def decrease(self, M: float, smoothness: float) -> float:
         """c, by how much Φ falls per unit of E‖∇F‖²."""
@@ -70,7 +70,8 @@ class Regime:
         grown = self.slope * math.sqrt(horizon * smoothness * noise_variance / phi0) if phi0 else 0.0
         return lowest + grown if self.shifted else max(lowest, grown)
 
-    def _scale(self, M: float, smoothness: float) -> float:
+    def scale(self, M: float, smoothness: float) -> float:
+        """N."""
         return M - smoothness if self.shifted else M
 
 
