@@ -15,7 +15,19 @@ from importlib.metadata import version
 from proxmo import criteria, theory
 from proxmo.estimates import Estimates, estimate_constants
 from proxmo.iterates import RandomIterate
-from proxmo.optim import AutoProxSGD, Certificate, ProxOptimizer, ProxSGD, Sparsity
+from proxmo.optim import (
+    AutoProxSGD,
+    Certificate,
+    InexactProxSGD,
+    InnerReport,
+    InnerSGD,
+    ProxHybridSGD,
+    ProxOptimizer,
+    ProxSGD,
+    ProxSpiderBoost,
+    ProxSTORM,
+    Sparsity,
+)
 from proxmo.penalties import (
     L0,
     L1,
@@ -41,6 +53,7 @@ from proxmo.penalties import (
     SquaredL2,
     TopK,
 )
+from proxmo.proxy import ProxyObjective
 from proxmo.schedules import RateScheduler
 
 __version__ = version("proxmo")
@@ -59,6 +72,9 @@ __all__ = [
     "GroupL2",
     "GroupLInf",
     "Huber",
+    "InexactProxSGD",
+    "InnerReport",
+    "InnerSGD",
     "L1Ball",
     "L2Ball",
     "LHalf",
@@ -67,8 +83,12 @@ __all__ = [
     "Nuclear",
     "NuclearBall",
     "Penalty",
+    "ProxHybridSGD",
     "ProxOptimizer",
     "ProxSGD",
+    "ProxSTORM",
+    "ProxSpiderBoost",
+    "ProxyObjective",
     "RandomIterate",
     "Rank",
     "RateScheduler",

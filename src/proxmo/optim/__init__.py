@@ -2,6 +2,23 @@
 
 from proxmo.optim.auto import AutoProxSGD
 from proxmo.optim.base import Certificate, ProxOptimizer, Sparsity
+from proxmo.optim.hybrid import ProxHybridSGD
+from proxmo.optim.inexact import InexactProxSGD
+from proxmo.optim.inner import InnerReport, InnerSGD
 from proxmo.optim.prox_sgd import ProxSGD
+from proxmo.optim.spiderboost import ProxSpiderBoost
+from proxmo.optim.storm import ProxSTORM
 
-__all__ = ["AutoProxSGD", "Certificate", "ProxOptimizer", "ProxSGD", "Sparsity"]
+__all__ = [
+    "AutoProxSGD",
+    "Certificate",
+    "InexactProxSGD",
+    "InnerReport",
+    "InnerSGD",
+    "ProxHybridSGD",
+    "ProxOptimizer",
+    "ProxSGD",
+    "ProxSTORM",
+    "ProxSpiderBoost",
+    "Sparsity",
+]

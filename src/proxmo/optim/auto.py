@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo.optim.base import Group, ProxOptimizer
+from proxmo.optim.base import Group
+from proxmo.optim.closure import ClosureOptimizer, gradient_of
+from proxmo.optim.evaluation import Closure, Sample
 from proxmo.penalties.base import Penalty
 from proxmo.secants import distance, mean_product, probe_length, square
 
@@ -18,7 +20,7 @@ SAMPLES = 8  # gradients at the start, to know the noise before the first move
 WINDOW = 4  # steps in a row whose secants are taken together
 
 
-class AutoProxSGD(ProxOptimizer):
+class AutoProxSGD(ClosureOptimizer):
     r"""`ProxSGD` without lr and momentum: both follow from running estimates of the noise and of the smoothness.
 
     With σ̂² the variance of a gradient, L̂ the smoothness of f and Δ̂ the error of the average m, each step weighs the
@@ -33,12 +35,12 @@ class AutoProxSGD(ProxOptimizer):
     normalization layers secants measure a curvature far above the useful one, and the steps become too short: tune
     `ProxSGD` there.
 
-    ``step`` needs a closure, whose loss depends on the parameters and its sample alone (no dropout). The first 8 calls
-    only collect gradients, so that the average starts with an error that is known; they also evaluate their closure a
-    second time, a small way off, for the secants that give L̂ (products of secants on different samples, so that noise
-    cancels); should these show no curvature yet, it goes on collecting. Later this is repeated for 4 steps in a row, at
-    intervals that double. ``param_groups[0]["extra_gradients"]`` counts the second evaluations. All groups share one lr
-    and one momentum.
+    ``step`` needs a closure, which it calls again at another point now and then, with the same random numbers of torch
+    and without a trace in running statistics. The first 8 calls only collect gradients, so that the average starts with
+    an error that is known; they also evaluate their closure a second time, a small way off, for the secants that give L̂
+    (products of secants on different samples, so that noise cancels); should these show no curvature yet, it goes on
+    collecting. Later this is repeated for 4 steps in a row, at intervals that double.
+    ``param_groups[0]["extra_gradients"]`` counts the second evaluations. All groups share one lr and one momentum.
 
     Args:
         params: parameters, named parameters or parameter groups.
@@ -82,7 +84,7 @@ class AutoProxSGD(ProxOptimizer):
         super().__setstate__(state)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
         """Evaluate the closure and take a step, or, in the first calls, only learn from it.
 
         If the closure raises, at whichever point, parameters and state are as they were.
@@ -92,12 +94,13 @@ class AutoProxSGD(ProxOptimizer):
                 another point now and then, and must then use the same sample.
         """
         if closure is None:
-            self._make_state_for_a_checkpoint()
+            self._step_without_closure()
             return None
-        loss = _evaluate(closure)
+        self._check_groups()
+        sample = Sample("closure", closure, self._trained())
         self._check_step()
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [_gradient(p).clone() for p in params]
+        params = [p for p in self._trained() if p.grad is not None]
+        gradients = [gradient_of(p) for p in params]
         if not math.isfinite(square(gradients)):
             raise FloatingPointError("the gradient is not finite; parameters and state are as they were")
         learning = self._known("steps") == 0 and not self._ready()
@@ -105,29 +108,19 @@ class AutoProxSGD(ProxOptimizer):
         undo = self._snapshot(params) if learning or self._secant_is_due() else None
         try:
             if learning:
-                self._learn(closure, params, gradients)
+                self._learn(sample, params, gradients)
             else:
                 self._tune(params, gradients)
-                self._move(closure, params, gradients)
+                self._move(sample, params)
         except BaseException:
             if undo is not None:
                 undo()
             raise
-        finally:
-            for p, gradient in zip(params, gradients, strict=True):
-                p.grad = gradient
+        loss: float = sample.loss
         return loss
 
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
         return [self.state[p]["momentum_buffer"] for p in params]
-
-    def _make_state_for_a_checkpoint(self) -> None:
-        """Distributed checkpoints ask for the state by a step without a closure and with zero gradients."""
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if not params or square([_gradient(p) for p in params]) != 0:
-            raise TypeError("AutoProxSGD.step needs a closure that evaluates the loss on one sample, got None")
-        for p in params:
-            self._buffers(p)
 
     def _buffers(self, p: Tensor) -> dict[str, Tensor]:
         """The average, the sum of the secants in the present window, and the direction of the first ones."""
@@ -138,10 +131,6 @@ class AutoProxSGD(ProxOptimizer):
 
     def _known(self, name: str) -> Any:
         return self.param_groups[0][name]
-
-    def _note(self, **values: float) -> None:
-        for group in self.param_groups:
-            group.update(values)
 
     def _snapshot(self, params: list[Tensor]) -> Callable[[], None]:
         """A function that puts parameters, buffers and estimates back."""
@@ -163,7 +152,7 @@ class AutoProxSGD(ProxOptimizer):
     def _secant_is_due(self) -> bool:
         return bool(self._known("steps") >= self._known("next_secant"))
 
-    def _learn(self, closure: Callable[[], float], params: list[Tensor], gradients: list[Tensor]) -> None:
+    def _learn(self, sample: Sample, params: list[Tensor], gradients: list[Tensor]) -> None:
         """Mean and variance of the gradients at x₀ (Welford's way), and secants along the first gradient."""
         seen = self._known("samples") + 1
         averages = [self._buffers(p)["momentum_buffer"] for p in params]
@@ -178,14 +167,10 @@ class AutoProxSGD(ProxOptimizer):
             length = math.sqrt(square(gradients)) or 1.0
             for probe, gradient in zip(probes, gradients, strict=True):
                 probe.copy_(gradient / length)
-        here = [p.clone() for p in params]
         reach = probe_length(params)
-        for p, probe in zip(params, probes, strict=True):
-            p.add_(probe, alpha=reach)
-        _evaluate(closure)
-        self._add_secant(params, gradients, distance(params, here))
-        for p, x in zip(params, here, strict=True):
-            p.copy_(x)
+        there = {p: p.add(probe, alpha=reach) for p, probe in zip(params, probes, strict=True)}
+        changes = self._changes(sample, params, there)
+        self._add_secant(params, changes, distance(params, [there[p] for p in params]))
 
         if seen >= SAMPLES and self._curvature(params) > 0:
             self._close_window(params)
@@ -206,7 +191,7 @@ class AutoProxSGD(ProxOptimizer):
         lr = min(1 / (4 * smoothness), gain / (2 * smoothness))
         self._note(samples=samples, noise_variance=variance, momentum_error=gain * variance, momentum=1 - gain, lr=lr)
 
-    def _move(self, closure: Callable[[], float], params: list[Tensor], gradients: list[Tensor]) -> None:
+    def _move(self, sample: Sample, params: list[Tensor]) -> None:
         """The step, and a secant along it when it is time for one."""
         here = [p.clone() for p in params]
         self._take_step()
@@ -214,18 +199,21 @@ class AutoProxSGD(ProxOptimizer):
         due = self._secant_is_due()
         self._note(steps=self._known("steps") + 1, movement=movement)
         if due and movement > 0:
-            _evaluate(closure)
-            self._add_secant(params, gradients, movement)
+            self._add_secant(params, self._changes(sample, params, {}), movement)
             if self._known("secants") == WINDOW:
                 self._close_window(params)
                 self._note(next_secant=max(2 * self._known("next_secant"), 2 * WINDOW))
 
-    def _add_secant(self, params: list[Tensor], gradients: list[Tensor], length: float) -> None:
+    def _changes(self, sample: Sample, params: list[Tensor], points: dict[Tensor, Tensor]) -> list[Tensor]:
+        """How the gradients of the sample differ with some parameters at other points, the rest as they are now."""
+        trained = self._trained()
+        there = dict(zip(trained, sample.gradients_at([points.get(p, p.detach()) for p in trained]), strict=True))
+        found = [(there[p], gradient_of(p)) for p in params]
+        return [torch.zeros_like(old) if new is None else new - old for new, old in found]
+
+    def _add_secant(self, params: list[Tensor], changes: list[Tensor], length: float) -> None:
         if length == 0:
             return
-        changes = [
-            torch.zeros_like(g) if p.grad is None else p.grad - g for p, g in zip(params, gradients, strict=True)
-        ]
         secants = [change / length for change in changes]
         for p, secant in zip(params, secants, strict=True):
             self._buffers(p)["secant_sum"].add_(secant)
@@ -245,13 +233,3 @@ class AutoProxSGD(ProxOptimizer):
         for p in params:
             self._buffers(p)["secant_sum"].zero_()
         self._note(smoothness=smoothness, secants=0, secant_squares=0.0)
-
-
-def _evaluate(closure: Callable[[], float]) -> float:
-    with torch.enable_grad():
-        return closure()
-
-
-def _gradient(p: Tensor) -> Tensor:
-    assert p.grad is not None
-    return p.grad

@@ -196,12 +196,16 @@ class ProxOptimizer(Optimizer):
 
     def _check_step(self) -> None:
         """Raise before anything is changed if an option or a gradient is not fit for a step."""
+        self._check_groups()
         for group in self.param_groups:
-            self._check_options(group)
             for p in group["params"]:
                 if p.grad is not None and (p.grad.layout != torch.strided or p.grad.is_complex()):
                     kind = "complex" if p.grad.is_complex() else "sparse"
                     raise RuntimeError(f"{type(self).__name__} does not support {kind} gradients")
+
+    def _check_groups(self) -> None:
+        for group in self.param_groups:
+            self._check_options(group)
 
     def _check_keys(self, group: Group) -> None:
         """Other keys are allowed in a group, but a misspelt option would be ignored in silence."""

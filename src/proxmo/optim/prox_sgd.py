@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
-
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo import checks
-from proxmo.optim.base import Group, ProxOptimizer, use_foreach
+from proxmo.optim.momentum import Initial, PolyakMomentum
 from proxmo.penalties.base import Penalty
 
-Initial = Literal["gradient", "zero"]
 
-
-class ProxSGD(ProxOptimizer):
+class ProxSGD(PolyakMomentum):
     r"""Stochastic proximal gradient with Polyak momentum: minimises f(x) + ψ(x) from noisy gradients g of f.
 
     .. math::
@@ -74,45 +68,3 @@ class ProxSGD(ProxOptimizer):
                 "foreach": foreach,
             },
         )
-        self._unstarted: set[Tensor] = set()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._unstarted = set()
-
-    def _check_options(self, group: Group) -> None:
-        super()._check_options(group)
-        if not 0 <= checks.number("momentum", group["momentum"], takes="a number in [0, 1)") < 1:
-            raise ValueError(f"momentum must be a number in [0, 1), got {group['momentum']!r}")
-        if group["initial"] not in get_args(Initial):
-            raise ValueError(f"initial must be one of {get_args(Initial)}, got {group['initial']!r}")
-
-    def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
-        momentum, initial = group["momentum"], group["initial"]
-        idle = not isinstance(group["lr"], Tensor) and group["lr"] == 0
-        directions: list[Tensor] = []
-        averages: list[Tensor] = []
-        gradients: list[Tensor] = []
-        for p in params:
-            assert p.grad is not None
-            state = self.state[p] if momentum != 0 or p in self.state else {}
-            if not idle and self._unstarted and p in self._unstarted:
-                self._unstarted.remove(p)
-                del state["momentum_buffer"]
-            if "momentum_buffer" in state:
-                averages.append(state["momentum_buffer"])
-                gradients.append(p.grad)
-            elif momentum != 0:
-                state["momentum_buffer"] = p.grad.clone() if initial == "gradient" else torch.zeros_like(p.grad)
-                # Distributed checkpoints ask for the state by a step with lr = 0 and zero gradients, which must not
-                # count as the start of the average; a first step of a warm-up, with lr = 0 only, does.
-                if idle and not torch.compiler.is_compiling() and not bool(p.grad.any()):
-                    self._unstarted.add(p)
-            directions.append(state.get("momentum_buffer", p.grad))
-        if use_foreach(group["foreach"], averages):
-            if averages:
-                torch._foreach_lerp_(averages, gradients, 1 - momentum)
-        else:
-            for average, gradient in zip(averages, gradients, strict=True):
-                average.lerp_(gradient, 1 - momentum)
-        return directions

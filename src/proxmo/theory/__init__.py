@@ -24,17 +24,22 @@ from proxmo.theory.plans import (
     variance_guarantee,
 )
 from proxmo.theory.quadratic import Moments, quadratic_floor, quadratic_moments
+from proxmo.theory.reduction import HybridPlan, SpiderBoostPlan, StormSchedule, hybrid_plan, spiderboost_plan
 from proxmo.theory.regimes import REGIMES, Regime
 
 __all__ = [
     "REGIMES",
+    "HybridPlan",
     "IncreasingSchedule",
     "Initial",
     "Moments",
     "Plan",
     "Rates",
     "Regime",
+    "SpiderBoostPlan",
+    "StormSchedule",
     "guarantee",
+    "hybrid_plan",
     "inexactness_budget",
     "initial_batch",
     "initial_potential",
@@ -42,5 +47,6 @@ __all__ = [
     "plan",
     "quadratic_floor",
     "quadratic_moments",
+    "spiderboost_plan",
     "variance_guarantee",
 ]

@@ -1,0 +1,129 @@
+"""Hybrid SGD with a prox: a recursive estimate, kept from drifting by plain gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from proxmo.optim.base import Group, use_foreach
+from proxmo.optim.evaluation import Closure, Sample
+from proxmo.optim.recursive import RecursiveOptimizer, check_weight
+from proxmo.penalties.base import Penalty
+
+
+class ProxHybridSGD(RecursiveOptimizer):
+    r"""Proximal hybrid SGD: a mix of the recursive estimate and a plain gradient, and a step of averaging.
+
+    .. math::
+        v_k &= β\,(v_{k-1} + ∇f(x_k; ξ_k) - ∇f(x_{k-1}; ξ_k)) + (1 - β)\,∇f(x_k; ζ_k) \\
+        x_{k+1} &= (1 - γ)\,x_k + γ\operatorname{prox}_{\mathrm{lr}\cdot\psi}(x_k - \mathrm{lr}\cdot v_k)
+
+    ξ_k and ζ_k are independent samples, so a step takes two samples and three gradients. In the notation of ProxHSGD
+    (Tran-Dinh, Pham, Phan and Nguyen, 2022) momentum = β and averaging = γ; `theory.hybrid_plan` has values for them.
+    The first step takes v₀ from its closure alone: make that one of a large batch.
+
+    With ``averaging < 1`` a weight that the prox sets to zero is only brought nearer to it: exact zeros need
+    ``averaging=1``, at least in the last step.
+
+    Args:
+        params: parameters, named parameters or parameter groups.
+        lr: the step size, a number or a tensor of one element.
+        momentum: β in [0, 1], the weight of the recursive estimate.
+        averaging: γ in [0, 1], how far to go towards the point that the prox gives.
+        penalty: ψ, or ``None`` for ψ = 0.
+        maximize: maximise f(x) − ψ(x) instead.
+        foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
+
+    >>> import torch, proxmo
+    >>> x = torch.zeros(2, requires_grad=True)
+    >>> optimizer = proxmo.ProxHybridSGD([x], lr=0.1, momentum=0.9, penalty=proxmo.L1(1.0))
+    >>> _ = torch.manual_seed(0)
+    >>> def closure_of(sample):
+    ...     def closure():
+    ...         loss = (x - sample).square().sum() / 2
+    ...         loss.backward()
+    ...         return loss.item()
+    ...     return closure
+    >>> for _ in range(500):
+    ...     one, other = torch.tensor([3.0, 0.2]) + 0.5 * torch.randn(2, 2)
+    ...     _ = optimizer.step(closure_of(one), closure_of(other))
+    >>> x[1].item(), abs(x[0].item() - 2) < 0.3
+    (0.0, True)
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.9,
+        averaging: float = 1.0,
+        penalty: Penalty | None = None,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "averaging": averaging,
+                "penalty": penalty,
+                "maximize": maximize,
+                "foreach": foreach,
+            },
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None, other: Closure | None = None) -> float | None:  # type: ignore[override]
+        """Evaluate one closure here and at the point before, the other here, and take a step.
+
+        If a closure raises, at either point, parameters and state are as they were. The evaluation at the point before
+        leaves no trace in running statistics or random numbers, and ``.grad`` keeps the gradient of ``closure`` here.
+
+        Args:
+            closure: evaluates the loss on the sample ξ at the parameters as they are, calls ``backward`` and returns
+                the loss. It is called twice and must use the same data both times.
+            other: the same for an independent sample ζ. Not called in the first step.
+        """
+        if closure is None:
+            self._step_without_closure()
+            return None
+        if other is None:
+            raise TypeError(
+                "ProxHybridSGD.step needs a second closure, other, that evaluates the loss on an independent sample, "
+                "got None; with one sample ProxSTORM does the same"
+            )
+        self._check_groups()
+        params = self._trained()
+        started = any(p in self.state and bool(self.state[p]["step"] > 0) for p in params)
+        plain = dict(zip(params, Sample("other", other, params).gradients, strict=True)) if started else {}
+        sample = self._sample(closure)
+
+        def update(group: Group, params: list[Tensor], old: list[Tensor]) -> None:
+            estimates = self._carry(group, params, old)
+            gradients = [plain[p] for p in params]
+            known = [torch.zeros_like(e) if g is None else g for e, g in zip(estimates, gradients, strict=True)]
+            if use_foreach(group["foreach"], estimates):
+                torch._foreach_lerp_(estimates, known, 1 - group["momentum"])
+            else:
+                for estimate, gradient in zip(estimates, known, strict=True):
+                    estimate.lerp_(gradient, 1 - group["momentum"])
+
+        self._advance(self._look_back(sample), update)
+        loss: float = sample.loss
+        return loss
+
+    def _take_step(self) -> None:
+        super()._take_step()
+        for group in self.param_groups:
+            if group["averaging"] != 1:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.lerp_(self.state[p]["previous"], 1 - group["averaging"])
+
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        check_weight("momentum", group)
+        check_weight("averaging", group)

@@ -1,0 +1,182 @@
+"""Momentum without a prox in closed form: each step solves its subproblem by gradients of ψ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from proxmo.optim.base import Group
+from proxmo.optim.closure import gradient_of
+from proxmo.optim.evaluation import Closure, buffers_watched, evaluate
+from proxmo.optim.inner import Block, InnerReport, InnerSGD, Subproblem
+from proxmo.optim.momentum import Initial, PolyakMomentum
+from proxmo.secants import square
+
+
+class InexactProxSGD(PolyakMomentum):
+    r"""`ProxSGD` for a ψ that has no closed prox, only gradients: an inner solver takes the place of the prox.
+
+    .. math::
+        m_k = \mu\,m_{k-1} + (1 - \mu)\,∇f(x_k; ξ_k), \qquad
+        x_{k+1} \approx \operatorname{argmin}_x\, Ω_k(x) = \langle m_k, x\rangle + ψ(x) + \tfrac{M}{2}\|x - x_k\|^2,
+        \qquad M = 1/\mathrm{lr}
+
+    Theory asks for ‖∇Ω_k(x_{k+1})‖² ≤ (M²/16)·‖x_{k+1} − x_k‖² + S; ``report`` tells after each step whether that was
+    met. Its rows are the inexact regimes of `theory.REGIMES`. `ProxyObjective` makes both closures for proxy training.
+
+    ``param_groups[0]["psi_evaluations"]`` counts the gradients of ψ, which are samples too if ψ is stochastic, and
+    ``param_groups[0]["fallbacks"]`` the steps that stayed where they were, since the inner solver made Ω_k larger.
+
+    Args:
+        params: parameters, named parameters or parameter groups.
+        lr: 1/M, the step size.
+        momentum: μ in [0, 1), the weight of the past gradients of f.
+        inner: how to solve the subproblem.
+        initial, maximize, foreach: as for `ProxSGD`.
+
+    >>> import torch, proxmo
+    >>> x = torch.tensor([3.0], requires_grad=True)
+    >>> optimizer = proxmo.InexactProxSGD([x], lr=0.5, momentum=0.0, inner=proxmo.InnerSGD(50, lr=0.2, S=1e-8))
+    >>> def f():
+    ...     loss = (x - 1).square().sum() / 2
+    ...     loss.backward()
+    ...     return loss.item()
+    >>> def psi():
+    ...     value = x.square().sum() / 2  # as if it had no prox
+    ...     value.backward()
+    ...     return value.item()
+    >>> for _ in range(20):
+    ...     loss = optimizer.step(f, psi)
+    >>> round(x.item(), 4), optimizer.report.met
+    (0.5, True)
+    """
+
+    report: InnerReport | None = None
+    """What the inner solver did in the last step."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.9,
+        *,
+        inner: InnerSGD,
+        initial: Initial = "gradient",
+        maximize: bool = False,
+        foreach: bool | None = None,
+    ) -> None:
+        if not isinstance(inner, InnerSGD):
+            raise TypeError(f"inner must be a proxmo.InnerSGD, got {inner!r}")
+        self.inner = inner
+        options = {"lr": lr, "momentum": momentum, "initial": initial, "maximize": maximize, "foreach": foreach}
+        super().__init__(params, {**options, "penalty": None, "psi_evaluations": 0, "fallbacks": 0})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "inner": self.inner}
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None, psi_closure: Closure | None = None) -> float | None:  # type: ignore[override]
+        """Average in a gradient of f, and solve the subproblem from the present point; returns the loss of f.
+
+        Gradients are cleared before each call of a closure. If one of them raises, or gives numbers that are not
+        finite, parameters, state and buffers of modules are as they were.
+
+        Args:
+            closure: evaluates f on a sample at the parameters as they are, calls ``backward`` and returns the loss.
+            psi_closure: the same for ψ; called once for each inner step and once at the end. If it returns ψ(x), then
+                the step never ends at a point where Ω_k is larger than at x_k. It must return ``None`` if it evaluates
+                ψ on a sample, since values of different samples do not compare.
+        """
+        if closure is None and psi_closure is None:
+            self._step_without_closure()
+            return None
+        if psi_closure is None or closure is None:
+            missing = "psi_closure" if psi_closure is None else "closure"
+            raise TypeError(f"InexactProxSGD.step needs closures for f and for ψ, got None for {missing}")
+        self._check_groups()
+        trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        loss: float = evaluate("closure", closure, trained)
+        self._check_step()
+        for p in trained:  # where f says nothing, ψ may
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        gradients = [gradient_of(p) for p in trained]
+        if not math.isfinite(square(gradients)):
+            raise FloatingPointError("the gradient of f is not finite; parameters and state are as they were")
+        undo = self._snapshot(trained)
+        with buffers_watched() as buffers:
+            try:
+                self._solve(psi_closure, trained)
+            except BaseException:
+                undo()
+                buffers.restore()
+                raise
+            finally:
+                for p, gradient in zip(trained, gradients, strict=True):
+                    p.grad = gradient
+            if self.report is not None and self.report.fell_back:
+                buffers.restore()
+        return loss
+
+    @torch.no_grad()
+    def penalty_value(self) -> Tensor:
+        """Not known here: ψ is seen through its closure alone."""
+        raise RuntimeError("InexactProxSGD does not know ψ, whose values its psi_closure has; ask that one")
+
+    def _solve(self, psi_closure: Closure, trained: list[Tensor]) -> None:
+        blocks: list[Block] = []
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.requires_grad]
+            directions = self._directions(group, params) if params else []
+            if float(group["lr"]) == 0:  # M is infinite: these stay
+                continue
+            sign = -1 if group["maximize"] else 1
+            blocks += [
+                Block(p, p.detach().clone(), direction * sign, 1 / float(group["lr"]))
+                for p, direction in zip(params, directions, strict=True)
+            ]
+        if not blocks:
+            self.report = None
+            return
+        subproblem = Subproblem(psi_closure, blocks, trained)
+        self.report = self.inner.solve(subproblem)
+        for group in self.param_groups:
+            group["psi_evaluations"] += subproblem.evaluations
+            group["fallbacks"] += self.report.fell_back
+
+    def _snapshot(self, params: list[Tensor]) -> Callable[[], None]:
+        """A function that puts parameters and averages back."""
+        points = [p.detach().clone() for p in params]
+        averages = {p: self.state[p]["momentum_buffer"].clone() for p in params if self.state.get(p)}
+        unstarted = set(self._unstarted)
+
+        def undo() -> None:
+            for p, point in zip(params, points, strict=True):
+                p.copy_(point)
+                if p in averages:
+                    self.state[p]["momentum_buffer"] = averages[p]
+                else:
+                    self.state.pop(p, None)
+            self._unstarted = unstarted
+
+        return undo
+
+    def _step_without_closure(self) -> None:
+        """Distributed checkpoints ask for the state by a step without closures, with zero gradients and lr = 0."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if float(group["lr"]) != 0 or any(bool(gradient_of(p).any()) for p in params):
+                raise TypeError("InexactProxSGD.step needs closures for f and for ψ, got None")
+        for group in self.param_groups:
+            self._directions(group, [p for p in group["params"] if p.grad is not None])
+
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        if group["penalty"] is not None:
+            raise ValueError(f"penalty must be None: ψ comes from psi_closure; got {group['penalty']!r}")
+        if float(group["lr"]) > 0:
+            self.inner.check(1 / float(group["lr"]))

@@ -1,0 +1,97 @@
+"""Variance reduction along the path: a gradient estimate, carried on by the gradients of one sample at two points.
+
+If v estimates ∇f(x_{k−1}), then v + ∇f(x_k; ξ) − ∇f(x_{k−1}; ξ) estimates ∇f(x_k), and the noise that it adds is as
+small as the move was, since both gradients are of one sample ξ. `ProxSpiderBoost`, `ProxHybridSGD` and `ProxSTORM`
+differ in how they keep these errors from adding up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from proxmo import checks
+from proxmo.optim.base import Group, use_foreach
+from proxmo.optim.closure import ClosureOptimizer, gradient_of
+from proxmo.optim.evaluation import Closure, Sample
+
+Update: TypeAlias = Callable[[Group, list[Tensor], list[Tensor]], object]
+"""(group, params, old) brings the estimates to x_k: ``old`` are ∇f(x_{k−1}; ξ), and ``.grad`` has ∇f(x_k; ξ)."""
+
+
+class RecursiveOptimizer(ClosureOptimizer):
+    """The base of the two-point methods: keeps the estimate v and the point before, and moves along v.
+
+    A step is made of `_sample` and `_look_back`, which evaluate closures and change nothing that lasts, so that any of
+    them may raise, and then `_advance`, which writes the state and moves.
+    """
+
+    def _sample(self, closure: Closure) -> Sample:
+        """The closure evaluated at x_k, with options and gradients that are fit for a step."""
+        self._check_groups()
+        sample = Sample("closure", closure, self._trained())
+        self._check_step()
+        return sample
+
+    def _look_back(self, sample: Sample) -> dict[Tensor, Tensor]:
+        """∇f(x_{k−1}; ξ) for the parameters that have an estimate."""
+        params = self._trained()
+        started = [p in self.state and bool(self.state[p]["step"] > 0) for p in params]
+        if not any(started):
+            return {}
+        points = [self.state[p]["previous"] if known else p for p, known in zip(params, started, strict=True)]
+        gradients = sample.gradients_at(points)
+        return {
+            p: torch.zeros_like(p) if gradient is None else gradient
+            for p, gradient, known in zip(params, gradients, started, strict=True)
+            if known
+        }
+
+    def _advance(self, old: dict[Tensor, Tensor], update: Update) -> None:
+        """Bring the estimates to x_k, starting with the gradient where there is none yet, and move to x_{k+1}."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                if p not in old:
+                    self._buffers(p)["estimate"].copy_(gradient_of(p))
+            known = [p for p in params if p in old]
+            if known:
+                update(group, known, [old[p] for p in known])
+            for p in params:
+                self.state[p]["step"] += 1
+        for p, state in self.state.items():  # also of those that have no gradient and stay
+            state["previous"].copy_(p)
+        self._take_step()
+
+    def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
+        return [self.state[p]["estimate"] for p in params]
+
+    def _buffers(self, p: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[p]
+        if not state:
+            state.update(step=torch.zeros(()), estimate=torch.zeros_like(p), previous=p.detach().clone())
+        return state
+
+    def _carry(self, group: Group, params: list[Tensor], old: list[Tensor], weight: float = 1.0) -> list[Tensor]:
+        """v ← weight·(v − ∇f(x_{k−1}; ξ)) + ∇f(x_k; ξ), the recursion that all share; returns the estimates."""
+        estimates = [self.state[p]["estimate"] for p in params]
+        new = [gradient_of(p) for p in params]
+        if use_foreach(group["foreach"], estimates):
+            torch._foreach_sub_(estimates, old)
+            if weight != 1:
+                torch._foreach_mul_(estimates, weight)
+            torch._foreach_add_(estimates, new)
+        else:
+            for estimate, before, now in zip(estimates, old, new, strict=True):
+                estimate.sub_(before).mul_(weight).add_(now)
+        return estimates
+
+
+def check_weight(name: str, group: Group) -> None:
+    """An option that must be a number in [0, 1]."""
+    takes = "a number in [0, 1]"
+    if not 0 <= checks.number(name, group[name], takes=takes) <= 1:
+        raise ValueError(f"{name} must be {takes}, got {group[name]!r}")

@@ -1,0 +1,104 @@
+"""SpiderBoost with a prox: a recursive estimate that starts anew from a large batch every so often."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from proxmo import checks
+from proxmo.optim.base import Group
+from proxmo.optim.evaluation import Closure
+from proxmo.optim.recursive import RecursiveOptimizer
+from proxmo.penalties.base import Penalty
+
+
+class ProxSpiderBoost(RecursiveOptimizer):
+    r"""Proximal SpiderBoost: a large batch every ``period`` steps, and between them only differences of gradients.
+
+    .. math::
+        v_k = \begin{cases} ∇f(x_k; \text{large batch}) & k \bmod \mathrm{period} = 0 \\
+        v_{k-1} + ∇f(x_k; ξ_k) - ∇f(x_{k-1}; ξ_k) & \text{otherwise} \end{cases} \qquad
+        x_{k+1} = \operatorname{prox}_{\mathrm{lr}\cdot\psi}(x_k - \mathrm{lr}\cdot v_k)
+
+    For n samples theory has lr = 1/(2L), and period and small batch √n (Wang, Ji, Zhou, Liang and Tarokh, 2019;
+    `theory.spiderboost_plan`). ``param_groups[0]["steps"]`` counts the steps and is saved, so that a run resumed within
+    a period goes on in it.
+
+    Args:
+        params: parameters, named parameters or parameter groups.
+        lr: the step size, a number or a tensor of one element.
+        period: how many steps from one large batch to the next, ≥ 1; the same in all groups.
+        penalty: ψ, or ``None`` for ψ = 0.
+        maximize: maximise f(x) − ψ(x) instead.
+        foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
+
+    >>> import torch, proxmo
+    >>> x = torch.zeros(2, requires_grad=True)
+    >>> optimizer = proxmo.ProxSpiderBoost([x], lr=0.3, period=10, penalty=proxmo.L1(1.0))
+    >>> data = torch.tensor([3.0, 0.2]) + torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    >>> def closure_of(batch):
+    ...     def closure():
+    ...         loss = (x - batch).square().sum() / (2 * len(batch))
+    ...         loss.backward()
+    ...         return loss.item()
+    ...     return closure
+    >>> for _ in range(50):
+    ...     _ = optimizer.step(closure_of(data[torch.randint(100, (10,))]), closure_of(data))
+    >>> x[1].item(), abs(x[0].item() - (data[:, 0].mean() - 1)) < 1e-5
+    (0.0, tensor(True))
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        period: int = 100,
+        penalty: Penalty | None = None,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+    ) -> None:
+        options = {"lr": lr, "period": period, "penalty": penalty, "maximize": maximize, "foreach": foreach}
+        super().__init__(params, {**options, "steps": 0})
+
+    @property
+    def large_batch_is_due(self) -> bool:
+        """Whether the next step begins a period."""
+        group = self.param_groups[0]
+        return bool(group["steps"] % group["period"] == 0)
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None, large: Closure | None = None) -> float | None:  # type: ignore[override]
+        """Evaluate the large batch if it is due, otherwise the closure here and at the point before; take a step.
+
+        If a closure raises, at either point, parameters and state are as they were. The evaluation at the point before
+        leaves no trace in running statistics or random numbers, and ``.grad`` keeps the gradient at this point.
+
+        Args:
+            closure: evaluates the loss on a small batch at the parameters as they are, calls ``backward`` and returns
+                the loss. It is called twice and must use the same data both times.
+            large: the same for the large batch or all data; called alone, once, at the first step of each period. If
+                not given, ``closure`` must be the large one whenever `large_batch_is_due`.
+        """
+        if closure is None:
+            self._step_without_closure()
+            return None
+        self._check_groups()
+        begins = self.large_batch_is_due
+        sample = self._sample(closure if large is None or not begins else large)
+        self._advance({} if begins else self._look_back(sample), self._carry)
+        self._note(steps=self.param_groups[0]["steps"] + 1)
+        loss: float = sample.loss
+        return loss
+
+    def _check_groups(self) -> None:
+        super()._check_groups()
+        periods = {group["period"] for group in self.param_groups}
+        if len(periods) > 1:
+            raise ValueError(f"period must be the same in all parameter groups, got {sorted(periods)}")
+
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        if checks.count("period", group["period"]) == 0:
+            raise ValueError("period must be an integer >= 1, got 0")

@@ -1,0 +1,78 @@
+"""Proxy training: a small data set as a preconditioner for a large one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class ProxyObjective:
+    """Splits a training loss ℓ into f = ℓ − ℓ̂ and ψ = ℓ̂, where the proxy ℓ̂ is the loss on a small part of the data.
+
+    `InexactProxSGD` sees ℓ once per step, and takes its inner steps on the cheap ℓ̂; the closer the proxy to ℓ, the less
+    is left for f to correct (statistical preconditioning). All gradients are of mini-batches, taken in turn from the
+    loaders, which start over when they end. ``loss_value`` is ℓ on the last mini-batch.
+
+    Args:
+        model: the model, on whose device the batches are put.
+        loss: ``loss(model(inputs), targets)`` makes the loss to minimise.
+        loader: yields pairs (inputs, targets) for ℓ; a ``DataLoader``, a list, anything that can be iterated anew.
+        proxy_loader: the same for ℓ̂.
+
+    >>> import torch, proxmo
+    >>> from torch import nn
+    >>> _ = torch.manual_seed(0)
+    >>> inputs = torch.randn(512, 10)
+    >>> targets = inputs.sum(1, keepdim=True)
+    >>> loader = list(zip(inputs.split(64), targets.split(64)))
+    >>> model = nn.Linear(10, 1)
+    >>> objective = ProxyObjective(model, nn.functional.mse_loss, loader, loader[:2])
+    >>> optimizer = proxmo.InexactProxSGD(model.parameters(), lr=0.5, inner=proxmo.InnerSGD(steps=20, lr=0.05))
+    >>> for _ in range(40):
+    ...     _ = optimizer.step(objective.loss_closure, objective.psi_closure)
+    >>> objective.loss_value < 0.01
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Tensor],
+        loader: Iterable[tuple[Any, Any]],
+        proxy_loader: Iterable[tuple[Any, Any]],
+    ) -> None:
+        self._model, self._loss = model, loss
+        self._batches = _endless("loader", loader)
+        self._proxy_batches = _endless("proxy_loader", proxy_loader)
+        self.loss_value = float("nan")
+
+    def loss_closure(self) -> float:
+        """f = ℓ − ℓ̂ on a mini-batch of each, and its gradient."""
+        self._model.zero_grad()
+        loss = self._evaluate(next(self._batches))
+        loss.backward()  # type: ignore[no-untyped-call]
+        proxy = self._evaluate(next(self._proxy_batches))
+        (-proxy).backward()  # type: ignore[no-untyped-call]
+        self.loss_value = float(loss.detach())
+        return self.loss_value - float(proxy.detach())
+
+    def psi_closure(self) -> None:
+        """The gradient of ψ = ℓ̂ on a mini-batch; no value, since it would be one of that mini-batch only."""
+        self._model.zero_grad()
+        self._evaluate(next(self._proxy_batches)).backward()  # type: ignore[no-untyped-call]
+
+    def _evaluate(self, batch: tuple[Any, Any]) -> Tensor:
+        device = next(self._model.parameters()).device
+        inputs, targets = (part.to(device) if isinstance(part, Tensor) else part for part in batch)
+        return self._loss(self._model(inputs), targets)
+
+
+def _endless(name: str, loader: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    while True:
+        batch = None
+        for batch in loader:
+            yield batch
+        if batch is None:
+            raise ValueError(f"{name} must yield batches each time it is iterated, got none")
