@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from proxmo import L1, GroupLInf, Penalty, SquaredL2
+from proxmo.criteria import gradient_mapping
 
 DOUBLE = torch.float64
 
@@ -71,7 +72,8 @@ class Quadratic:
 class RobustRegression:
     """f = mean φ(aᵢᵀx − yᵢ) with the non-convex φ(r) = 2r²/(4 + r²), a tenth of the y outliers; ψ = ℓ1 or ℓ∞,1.
 
-    |φ''| ≤ 1, so L is the largest eigenvalue of AᵀA/n; φ ≥ 0 and |φ'| ≤ 3√3/8, so F ≥ 0 and the variance of a gradient
+    |φ''| ≤ 1, so L is the largest eigenvalue of AᵀA/n, and that in mean square over single samples the root of the one
+    of Σ‖aᵢ‖²aᵢaᵢᵀ/n; φ ≥ 0 and |φ'| ≤ 3√3/8, so F ≥ 0 and the variance of a gradient
     on ``batch`` samples is at most (27/64)·mean‖aᵢ‖²/batch. The 20 weights lie in 4 groups of 5; 6 are not zero.
 
     >>> problem = RobustRegression("lasso", "l1", batch=8)
@@ -79,24 +81,30 @@ class RobustRegression:
     torch.Size([3])
     """
 
+    SAMPLES = 500
+
     def __init__(self, name: str, kind: str, batch: int, strength: float = 0.05) -> None:
         self.name = name
         self.penalty: Penalty = L1(strength) if kind == "l1" else GroupLInf(strength, dim=(0, 1))
         self.batch = batch
         generator = torch.Generator().manual_seed(0)
-        self._inputs = torch.randn(500, 20, generator=generator, dtype=DOUBLE)
+        self._inputs = torch.randn(self.SAMPLES, 20, generator=generator, dtype=DOUBLE)
         weights = torch.randn(20, generator=generator, dtype=DOUBLE) * (torch.arange(20) < 6)
-        noise = torch.randn(500, generator=generator, dtype=DOUBLE)
-        outliers = torch.rand(500, generator=generator) < 0.1
+        noise = torch.randn(self.SAMPLES, generator=generator, dtype=DOUBLE)
+        outliers = torch.rand(self.SAMPLES, generator=generator) < 0.1
         self._targets = self._inputs @ weights + torch.where(outliers, 10.0, 0.5) * noise
-        self.smoothness = float(torch.linalg.eigvalsh(self._inputs.mT @ self._inputs / 500)[-1])
+        self.smoothness = float(torch.linalg.eigvalsh(self._inputs.mT @ self._inputs / self.SAMPLES)[-1])
+        weighted = self._inputs * self._inputs.square().sum(1, keepdim=True)
+        self.mean_square_smoothness = math.sqrt(
+            float(torch.linalg.eigvalsh(self._inputs.mT @ weighted / self.SAMPLES)[-1])
+        )
         self.noise_variance = 27 / 64 * float(self._inputs.square().sum(1).mean()) / batch
 
     def start(self, runs: int) -> Tensor:
         return torch.zeros(runs, 4, 5, dtype=DOUBLE)
 
     def sample(self, runs: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(500, (runs, self.batch), generator=generator)
+        return torch.randint(self.SAMPLES, (runs, self.batch), generator=generator)
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
         inputs = self._inputs[sample]
@@ -105,12 +113,14 @@ class RobustRegression:
 
     def full_gradient(self, x: Tensor) -> Tensor:
         slopes = _slope(x.flatten(1) @ self._inputs.mT - self._targets)
-        return (slopes @ self._inputs / 500).reshape(x.shape)
+        return (slopes @ self._inputs / self.SAMPLES).reshape(x.shape)
 
     def error(self, x: Tensor) -> Tensor:
-        lr = 1 / self.smoothness
-        moved = self.penalty.prox(x - lr * self.full_gradient(x), lr)
-        return ((x - moved) / lr).square().flatten(1).sum(-1)
+        return self.mapping_norm(x, 1 / self.smoothness)
+
+    def mapping_norm(self, x: Tensor, lr: float) -> Tensor:
+        """The squared norm of the prox-gradient mapping of step size ``lr``, per run."""
+        return gradient_mapping(x, self.full_gradient(x), self.penalty, lr).square().flatten(1).sum(-1)
 
     def objective(self, x: Tensor) -> Tensor:
         """F(x) of one run, given as the only one."""

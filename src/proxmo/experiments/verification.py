@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from proxmo import ProxSGD, RateScheduler, theory
+from proxmo import ProxHybridSGD, ProxSGD, ProxSpiderBoost, RateScheduler, theory
 from proxmo.experiments.problems import RobustRegression
 from proxmo.theory import REGIMES, IncreasingSchedule, Moments, Plan, Rates
 
@@ -56,6 +56,8 @@ def all_checks(horizon: int = 500) -> list[Callable[[], list[Check]]]:
         *(partial(_regression_guarantees, name, kind, horizon) for name in exact for kind in LABELS),
         *(partial(_inexact_guarantees, name, kind, horizon) for name in inexact for kind in LABELS),
         *(partial(_increasing_guarantee, kind, horizon) for kind in LABELS),
+        *(partial(_spiderboost_guarantee, kind, horizon) for kind in LABELS),
+        *(partial(_hybrid_guarantee, kind, horizon) for kind in LABELS),
     ]
 
 
@@ -246,6 +248,55 @@ def _increasing_guarantee(kind: str, horizon: int) -> list[Check]:
     mean = math.fsum(w * g for w, g in zip(weights, gradients, strict=True)) / math.fsum(weights)
     where = LABELS[kind]
     return [Check("increasing M: mean E‖∇F‖²", where, mean, schedule.guarantee(horizon))]
+
+
+def _spiderboost_guarantee(kind: str, horizon: int) -> list[Check]:
+    samples = RobustRegression.SAMPLES
+    batch = theory.spiderboost_plan(smoothness=1, initial_gap=1, horizon=1, large_batch=samples).batch
+    problem = RobustRegression(kind, kind, batch)
+    gap = float(problem.objective(problem.start(1)))
+    plan = theory.spiderboost_plan(
+        smoothness=problem.mean_square_smoothness, initial_gap=gap, horizon=horizon, large_batch=samples
+    )
+    x = Parameter(problem.start(RUNS))
+    optimizer = ProxSpiderBoost([x], plan.lr, plan.period, problem.penalty)
+    generator = torch.Generator().manual_seed(0)
+    total = 0.0
+    for _ in range(horizon):
+        total += float(problem.mapping_norm(x.detach(), plan.lr).mean())
+        optimizer.step(_closure(problem, x, problem.sample(RUNS, generator)), _closure(problem, x, None))
+    return [Check("SpiderBoost: mean E‖G‖²", LABELS[kind], total / horizon, plan.guarantee)]
+
+
+def _hybrid_guarantee(kind: str, horizon: int) -> list[Check]:
+    problem = RobustRegression(kind, kind, batch=8)
+    gap = float(problem.objective(problem.start(1)))
+    plan = theory.hybrid_plan(
+        smoothness=problem.mean_square_smoothness,
+        noise_variance=problem.noise_variance,
+        initial_gap=gap,
+        horizon=horizon,
+    )
+    x = Parameter(problem.start(RUNS))
+    optimizer = ProxHybridSGD([x], plan.lr, plan.momentum, plan.averaging, problem.penalty)
+    generator = torch.Generator().manual_seed(0)
+    first = RobustRegression(kind, kind, batch=8 * plan.initial_batch).sample(RUNS, generator)
+    total = 0.0
+    for k in range(horizon):
+        total += float(problem.mapping_norm(x.detach(), plan.lr).mean())
+        one = problem.sample(RUNS, generator) if k else first
+        optimizer.step(_closure(problem, x, one), _closure(problem, x, problem.sample(RUNS, generator)))
+    return [Check("hybrid SGD: mean E‖G‖²", LABELS[kind], total / horizon, plan.guarantee)]
+
+
+def _closure(problem: RobustRegression, x: Parameter, sample: Tensor | None) -> Callable[[], None]:
+    """The gradient on a sample, or without one the full gradient."""
+
+    def closure() -> None:
+        point = x.detach()
+        x.grad = problem.full_gradient(point) if sample is None else problem.gradient(point, sample)
+
+    return closure
 
 
 def _run_regression(

@@ -62,8 +62,10 @@ class RecursiveOptimizer(ClosureOptimizer):
                 update(group, known, [old[p] for p in known])
             for p in params:
                 self.state[p]["step"] += 1
-        for p, state in self.state.items():  # also of those that have no gradient and stay
+        for p, state in self.state.items():
             state["previous"].copy_(p)
+            if p.grad is None:  # its estimate stays behind: when it has a gradient again, it starts anew
+                state["step"].zero_()
         self._take_step()
 
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:

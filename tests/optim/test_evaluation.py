@@ -1,0 +1,124 @@
+"""A second look at a sample leaves no trace, whatever the closure does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.modules import module as hooks
+
+from proxmo.optim.evaluation import Sample, buffers_kept, buffers_watched
+
+
+class Moving(nn.Module):
+    """Replaces one buffer at each call, and changes another in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("replaced", torch.zeros(1))
+        self.register_buffer("changed", torch.zeros(1))
+        self.register_buffer("missing", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.replaced = self.replaced + 1
+        self.changed.add_(1)
+        return x + self.replaced
+
+
+def normed() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential(nn.BatchNorm1d(3), Moving()))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_buffers_of_all_modules_called_are_put_back(compiled: bool) -> None:
+    torch.compiler.reset()
+    first, second = normed(), normed()
+    call = torch.compile(first, backend="eager") if compiled else first
+    x = torch.randn(4, 2)
+    call(x)
+    before = [buffer.clone() for net in (first, second) for buffer in net.buffers()]
+    with buffers_kept():
+        for _ in range(2):
+            second(call(x + 1)[:, :2])
+        assert second[2][1].changed == 2
+    after = [buffer for net in (first, second) for buffer in net.buffers()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    second(x)
+    assert second[2][1].replaced == 1
+
+
+def test_hooks_are_gone_afterwards_even_if_a_module_raises() -> None:
+    net = normed()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), buffers_kept():
+        net(torch.zeros(4, 7))
+    with buffers_watched() as buffers:
+        net(torch.zeros(4, 2))
+    assert net[2][1].changed == 1  # watched only
+    buffers.restore()
+    assert net[2][1].changed == 0
+    assert not hooks._global_forward_pre_hooks
+    assert not any(part._forward_hooks for part in net.modules())
+
+
+def test_compiled_modules_are_not_compiled_again() -> None:
+    torch.compiler.reset()
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    count = 0
+
+    def backend(graph: Any, _: Any) -> Any:
+        nonlocal count
+        count += 1
+        return graph.forward
+
+    call = torch.compile(net, backend=backend)
+    x = torch.randn(4, 2)
+    call(x)
+    compiled = count
+    for _ in range(3):
+        with buffers_kept():
+            call(x)
+        call(x)
+    assert count == compiled
+
+
+def test_the_sample_is_the_same_and_nothing_is_moved() -> None:
+    x, unused = Parameter(torch.tensor([2.0, 3.0])), Parameter(torch.zeros(1))
+
+    def closure() -> float:
+        loss = (torch.rand(2) * x.square()).sum()
+        loss.backward()
+        return loss.item()
+
+    torch.manual_seed(0)
+    expected, following = torch.rand(2), torch.rand(1)
+    torch.manual_seed(0)
+    sample = Sample("closure", closure, [x, unused])
+    there, none = sample.gradients_at([torch.tensor([10.0, 10.0]), torch.ones(1)])
+    assert none is None
+    torch.testing.assert_close(there, 20 * expected)
+    torch.testing.assert_close(x.grad, 2 * torch.tensor([2.0, 3.0]) * expected)
+    assert x.tolist() == [2.0, 3.0]
+    assert unused.item() == 0
+    assert unused.grad is None
+    assert torch.equal(torch.rand(1), following)
+
+
+def test_gradients_in_memory_that_is_used_again() -> None:
+    """As a DDP reducer hands out views of its buckets."""
+    x = Parameter(torch.tensor([2.0]))
+    bucket = torch.zeros(1)
+
+    def closure() -> float:
+        bucket.copy_(x.detach())
+        x.grad = bucket
+        return 0.0
+
+    sample = Sample("closure", closure, [x])
+    (there,) = sample.gradients_at([torch.tensor([5.0])])
+    assert there is not None
+    assert there.item() == 5
+    assert x.grad is not None
+    assert x.grad.item() == 2

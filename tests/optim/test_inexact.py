@@ -1,0 +1,415 @@
+"""InexactProxSGD: the limit of many inner steps is ProxSGD, the criterion, the fallback, and nothing done by halves."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.nn import Parameter
+
+import proxmo
+from proxmo import InexactProxSGD, InnerSGD, theory
+from proxmo.experiments.problems import RobustRegression
+
+DOUBLE = torch.float64
+
+
+def noisy_f(x: Parameter, seed: int) -> Callable[[], float]:
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
+
+    def closure() -> float:
+        loss = (x - 2 + noise).square().sum() / 2
+        loss.backward()
+        return loss.item()
+
+    return closure
+
+
+def smooth_psi(x: Parameter, penalty: proxmo.Penalty, *, with_value: bool = True) -> Callable[[], float | None]:
+    def closure() -> float | None:
+        value = penalty.value(x)
+        value.backward()
+        return value.item() if with_value else None
+
+    return closure
+
+
+def start() -> Parameter:
+    return Parameter(torch.linspace(-3, 3, 6, dtype=DOUBLE).reshape(2, 3))
+
+
+@pytest.mark.parametrize("penalty", [proxmo.SquaredL2(2.0), proxmo.Huber(1.5, 0.7)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.0}, {"initial": "zero"}, {"maximize": True}], ids=str)
+def test_with_many_inner_steps_it_is_prox_sgd(penalty: proxmo.Penalty, options: dict[str, Any]) -> None:
+    x, y = start(), start()
+    exact = proxmo.ProxSGD([x], **{"lr": 0.2, "momentum": 0.8, "penalty": penalty, **options})
+    inexact = InexactProxSGD([y], **{"lr": 0.2, "momentum": 0.8, "inner": InnerSGD(200, lr=0.15), **options})
+    for k in range(10):
+        exact.zero_grad()
+        exact.step(noisy_f(x, k))
+        loss = inexact.step(noisy_f(y, k), smooth_psi(y, penalty))
+        assert isinstance(loss, float)
+        torch.testing.assert_close(y, x, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(y.grad, x.grad)  # of f at the point before
+    assert inexact.param_groups[0]["psi_evaluations"] == 10 * 201
+    assert inexact.report is not None
+    assert inexact.report.steps == 200
+
+
+def test_one_inner_step_by_hand() -> None:
+    """Two parameter groups with an M each: the inner gradient is m + ∇ψ + M·(x − x_k)."""
+    a, b = Parameter(torch.tensor([3.0], dtype=DOUBLE)), Parameter(torch.tensor([-1.0], dtype=DOUBLE))
+    optimizer = InexactProxSGD(
+        [{"params": [a]}, {"params": [b], "lr": 0.25}], lr=0.5, momentum=0.5, inner=InnerSGD(2, lr=0.1)
+    )
+
+    def f() -> float:
+        loss = (a * 2 + b * 3).sum()
+        loss.backward()
+        return loss.item()
+
+    def psi() -> None:
+        ((a - b).square().sum() / 2).backward()
+
+    x, y, ma, mb = 3.0, -1.0, 2.0, 3.0
+    for _ in range(3):  # the average of constant gradients is the gradient
+        p, q = x, y
+        for _ in range(2):
+            ga, gb = ma + (p - q) + (p - x) / 0.5, mb - (p - q) + (q - y) / 0.25
+            p, q = p - 0.1 * ga, q - 0.1 * gb
+        ga, gb = ma + (p - q) + (p - x) / 0.5, mb - (p - q) + (q - y) / 0.25
+        bound = ((p - x) / 0.5) ** 2 / 16 + ((q - y) / 0.25) ** 2 / 16
+        x, y = p, q
+        optimizer.step(f, psi)
+        assert (a.item(), b.item()) == pytest.approx((x, y), rel=1e-12)
+        report = optimizer.report
+        assert report is not None
+        assert report.gradient_norm == pytest.approx(ga**2 + gb**2, rel=1e-12)
+        assert report.bound == pytest.approx(bound, rel=1e-12)
+        assert report.met == (report.gradient_norm <= report.bound)
+        assert not report.fell_back
+
+
+@pytest.mark.parametrize("S", [0.0, 1e-6, 1e-2])
+def test_the_criterion_stops_the_inner_solver(S: float) -> None:
+    penalty = proxmo.Huber(1.5, 0.7)
+    x = start()
+    inner = InnerSGD(500, lr=0.1, S=S)
+    optimizer = InexactProxSGD([x], lr=0.2, momentum=0.8, inner=inner)
+    steps = []
+    for k in range(20):
+        before, average = x.detach().clone(), copy.deepcopy(optimizer.state.get(x))
+        optimizer.step(noisy_f(x, k), smooth_psi(x, penalty))
+        report = optimizer.report
+        assert report is not None
+        assert report.met
+        assert 0 < report.steps < 500
+        steps.append(report.steps)
+        # the criterion from outside: autograd on Ω at the point that was reached
+        m = optimizer.state[x]["momentum_buffer"]
+        assert average is None or not torch.equal(m, average["momentum_buffer"])
+        point = x.detach().clone().requires_grad_()
+        omega = (m * point).sum() + penalty.value(point) + 2.5 * (point - before).square().sum()
+        (gradient,) = torch.autograd.grad(omega, point)
+        right = 25 / 16 * float((x.detach() - before).square().sum()) + S
+        assert report.gradient_norm == pytest.approx(float(gradient.square().sum()), rel=1e-9)
+        assert report.bound == pytest.approx(right, rel=1e-9)
+        assert report.gradient_norm <= report.bound
+    if S == 0:  # far fewer than it takes to solve the subproblem
+        assert max(steps) <= theory.inner_steps(penalty_smoothness=1.5, M=5.0) * 2
+
+
+def test_a_start_that_meets_the_criterion_is_not_left() -> None:
+    x = Parameter(torch.zeros(2))
+    optimizer = InexactProxSGD([x], lr=0.1, inner=InnerSGD(5, lr=0.01, S=100.0))
+    optimizer.step(noisy_f(x, 0), smooth_psi(x, proxmo.SquaredL2(1.0)))
+    assert torch.equal(x, torch.zeros(2))
+    assert optimizer.report == (0, pytest.approx(optimizer.report.gradient_norm), 100.0, True, False)  # type: ignore[union-attr]
+    assert optimizer.param_groups[0]["psi_evaluations"] == 1
+
+
+def test_a_cap_that_is_too_low_is_reported() -> None:
+    x = start()
+    optimizer = InexactProxSGD([x], lr=0.2, inner=InnerSGD(1, lr=0.001, S=0.0))
+    optimizer.step(noisy_f(x, 0), smooth_psi(x, proxmo.SquaredL2(1.0)))
+    assert optimizer.report is not None
+    assert optimizer.report.steps == 1
+    assert not optimizer.report.met
+    assert optimizer.report.gradient_norm > optimizer.report.bound
+
+
+@pytest.mark.parametrize("with_value", [True, False])
+def test_never_worse_than_the_start_if_values_are_given(with_value: bool) -> None:
+    """An inner lr that is too long for ψ: with values the step is taken back and counted, without it is not."""
+    x = start()
+    before = x.detach().clone()
+    optimizer = InexactProxSGD([x], lr=1.0, inner=InnerSGD(3, lr=0.5))
+    psi = smooth_psi(x, proxmo.SquaredL2(10.0), with_value=with_value)
+    for k in range(2):
+        optimizer.step(noisy_f(x, k), psi)
+    assert optimizer.report is not None
+    assert optimizer.report.fell_back == with_value
+    assert optimizer.param_groups[0]["fallbacks"] == (2 if with_value else 0)
+    assert torch.equal(x, before) == with_value
+    if with_value:  # the report is about the point where it stands: ∇Ω(x_k) = m + ∇ψ(x_k), and x − x_k = 0
+        expected = float((optimizer.state[x]["momentum_buffer"] + 10 * before).square().sum())
+        assert optimizer.report.gradient_norm == pytest.approx(expected)
+        assert optimizer.report.bound == 0
+
+
+class Switch:
+    """A closure for ψ that goes wrong at a given call."""
+
+    def __init__(self, x: Parameter, at: int, how: str) -> None:
+        self._x, self._left, self._how = x, at, how
+
+    def __call__(self) -> float:
+        self._left -= 1
+        self._x.grad = self._x.detach().clone()
+        if self._left == 0:
+            if self._how == "raise":
+                raise ArithmeticError("on purpose")
+            if self._how == "gradient":
+                self._x.grad[0, 0] = math.inf
+            else:
+                return math.nan
+        return float(self._x.detach().square().sum() / 2)
+
+
+@pytest.mark.parametrize("how", ["raise", "gradient", "value"])
+@pytest.mark.parametrize("at", [1, 3, 6])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_a_psi_closure_that_fails_leaves_everything_as_it_was(how: str, at: int, steps_before: int) -> None:
+    x = start()
+    optimizer = InexactProxSGD([x], lr=0.2, inner=InnerSGD(5, lr=0.05))
+    for k in range(steps_before):
+        optimizer.step(noisy_f(x, k), smooth_psi(x, proxmo.SquaredL2(1.0)))
+    point, state, report = x.detach().clone(), copy.deepcopy(optimizer.state_dict()), optimizer.report
+    message = (
+        "on purpose" if how == "raise" else f"psi_closure gave a value or gradient that is not finite in its call {at}"
+    )
+    with pytest.raises(ArithmeticError, match=message):
+        optimizer.step(noisy_f(x, 9), Switch(x, at, how))
+    assert torch.equal(x, point)
+    assert optimizer.state_dict()["param_groups"] == state["param_groups"]
+    torch.testing.assert_close(optimizer.state_dict()["state"], state["state"], rtol=0, atol=0)
+    assert optimizer.report == report
+    # and it goes on as if nothing had happened
+    twin_x = start()
+    twin = InexactProxSGD([twin_x], lr=0.2, inner=InnerSGD(5, lr=0.05))
+    for k in range(4):
+        twin.step(noisy_f(twin_x, k), smooth_psi(twin_x, proxmo.SquaredL2(1.0)))
+        if k >= steps_before:
+            optimizer.step(noisy_f(x, k), smooth_psi(x, proxmo.SquaredL2(1.0)))
+    assert torch.equal(x, twin_x)
+
+
+def test_a_loss_closure_that_fails_leaves_everything_as_it_was() -> None:
+    x = start()
+    optimizer = InexactProxSGD([x], lr=0.2, inner=InnerSGD(5, lr=0.05))
+    point = x.detach().clone()
+    psi = smooth_psi(x, proxmo.SquaredL2(1.0))
+
+    def not_finite() -> float:
+        x.grad = torch.full_like(x, math.nan)
+        return 0.0
+
+    def raising() -> float:
+        raise ArithmeticError
+
+    with pytest.raises(FloatingPointError, match="the gradient of f is not finite"):
+        optimizer.step(not_finite, psi)
+    with pytest.raises(ArithmeticError):
+        optimizer.step(raising, psi)
+    assert torch.equal(x, point)
+    assert not optimizer.state
+
+
+def test_a_step_that_is_taken_back_leaves_running_statistics_too() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    inputs = torch.randn(8, 3)
+    mean = net[1].running_mean
+    assert isinstance(mean, Tensor)
+
+    def f() -> float:
+        loss = net[0](inputs).square().mean()
+        loss.backward()
+        return loss.item()
+
+    def psi_that_rises() -> float:
+        value = net(inputs).square().mean()
+        value.backward()
+        return 1e9 * float(net[0].weight.detach().sub(weight).abs().sum())
+
+    weight = net[0].weight.detach().clone()
+    optimizer = InexactProxSGD(net.parameters(), lr=0.1, inner=InnerSGD(3, lr=0.01))
+    optimizer.step(f, psi_that_rises)
+    assert optimizer.report is not None
+    assert optimizer.report.fell_back
+    assert torch.equal(mean, torch.zeros(4))
+    optimizer.step(f, lambda: net(inputs).square().mean().backward())
+    assert not torch.equal(mean, torch.zeros(4))
+
+
+def test_parameters_that_only_psi_knows_and_frozen_ones() -> None:
+    """Where f has no gradient, ψ still has one."""
+    a, b, frozen = (Parameter(torch.ones(2, dtype=DOUBLE)) for _ in range(3))
+    frozen.requires_grad_(False)
+    optimizer = InexactProxSGD([a, b, frozen], lr=0.5, momentum=0.9, inner=InnerSGD(100, lr=0.2))
+
+    def psi() -> float:
+        value = (a.square().sum() + b.square().sum()) / 2
+        value.backward()
+        return value.item()
+
+    for k in range(60):
+        optimizer.step(noisy_f(a, k), psi)
+    assert b.abs().max() < 1e-6
+    assert torch.equal(frozen, torch.ones(2, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("lr", [0.0, torch.tensor(0.0)], ids=str)
+def test_lr_zero_averages_and_moves_nothing(lr: float | Tensor) -> None:
+    x = start()
+    optimizer = InexactProxSGD([x], lr=lr, inner=InnerSGD(5, lr=0.05))
+    optimizer.step(noisy_f(x, 0), smooth_psi(x, proxmo.SquaredL2(1.0)))
+    assert torch.equal(x, start())
+    assert "momentum_buffer" in optimizer.state[x]
+    assert optimizer.report is None
+
+
+def test_schedulers_reach_the_subproblem() -> None:
+    x, y = start(), start()
+    exact = proxmo.ProxSGD([x], lr=0.2, penalty=proxmo.SquaredL2(1.0))
+    inexact = InexactProxSGD([y], lr=torch.tensor(0.2), inner=InnerSGD(400, lr=0.05))
+    for k in range(6):
+        exact.zero_grad()
+        exact.step(noisy_f(x, k))
+        inexact.step(noisy_f(y, k), smooth_psi(y, proxmo.SquaredL2(1.0)))
+        exact.param_groups[0]["lr"] *= 0.8
+        inexact.param_groups[0]["lr"] = inexact.param_groups[0]["lr"] * 0.8
+        torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("cut", [1, 4])
+def test_a_resumed_run_is_the_same_run(cut: int, tmp_path: Path) -> None:
+    def fresh() -> tuple[Parameter, InexactProxSGD]:
+        x = start()
+        return x, InexactProxSGD([x], lr=0.2, inner=InnerSGD(50, lr=0.05, S=1e-3))
+
+    def run(x: Parameter, optimizer: InexactProxSGD, steps: range) -> None:
+        for k in steps:
+            optimizer.step(noisy_f(x, k), smooth_psi(x, proxmo.Huber(1.0, 1.0)))
+
+    straight, whole = fresh()
+    run(straight, whole, range(8))
+    x, optimizer = fresh()
+    run(x, optimizer, range(cut))
+    torch.save((x.data, optimizer.state_dict()), tmp_path / "state.pt")
+    point, state = torch.load(tmp_path / "state.pt", weights_only=True)
+    twin_x, twin = pickle.loads(pickle.dumps((x, optimizer)))
+    x, optimizer = fresh()
+    x.data.copy_(point)
+    optimizer.load_state_dict(state)
+    run(x, optimizer, range(cut, 8))
+    run(twin_x, twin, range(cut, 8))
+    assert torch.equal(x, straight)
+    assert torch.equal(twin_x, straight)
+    assert optimizer.param_groups[0]["psi_evaluations"] == whole.param_groups[0]["psi_evaluations"] > 8
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_distributed_checkpoint_of_a_fresh_one() -> None:
+    net = nn.Linear(3, 2)
+    optimizer = InexactProxSGD(net.parameters(), lr=0.1, inner=InnerSGD(5, lr=0.05))
+    before = copy.deepcopy(net.state_dict())
+    state = get_optimizer_state_dict(net, optimizer)
+    assert set(state["state"]["weight"]) == {"momentum_buffer"}
+    for key, value in net.state_dict().items():
+        assert torch.equal(value, before[key])
+    set_optimizer_state_dict(net, optimizer, state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"steps": 0, "lr": 0.1}, ValueError, "steps must be an integer >= 1, got 0"),
+        ({"steps": 1.5, "lr": 0.1}, TypeError, r"steps must be an integer >= 0, got 1\.5"),
+        ({"steps": 5, "lr": 0.0}, ValueError, "lr must be a finite number > 0, got 0.0"),
+        ({"steps": 5, "lr": 0.1, "S": -1.0}, ValueError, "S must be a finite number >= 0, got -1.0"),
+    ],
+)
+def test_bad_inner_solvers(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        InnerSGD(**arguments)
+
+
+def test_bad_calls_change_nothing() -> None:
+    x = Parameter(torch.ones(2))
+    f, psi = noisy_f(x, 0), smooth_psi(x, proxmo.SquaredL2(1.0))
+    with pytest.raises(TypeError, match=r"inner must be a proxmo\.InnerSGD, got 20"):
+        InexactProxSGD([x], inner=20)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"penalty must be None: ψ comes from psi_closure; got L1"):
+        InexactProxSGD([{"params": [x], "penalty": proxmo.L1(1.0)}], lr=0.1, inner=InnerSGD(5, lr=0.01))
+    with pytest.raises(ValueError, match=r"lr of the inner SGD must be less than 2·lr of the optimizer = 0.02"):
+        InexactProxSGD([x], lr=0.01, inner=InnerSGD(5, lr=0.05))
+    optimizer = InexactProxSGD([x], lr=0.1, inner=InnerSGD(5, lr=0.05))
+    with pytest.raises(TypeError, match="needs closures for f and for ψ, got None for psi_closure"):
+        optimizer.step(f)
+    with pytest.raises(TypeError, match="needs closures for f and for ψ, got None for closure"):
+        optimizer.step(None, psi)
+    with pytest.raises(TypeError, match="psi_closure must be a function"):
+        optimizer.step(f, 3)  # type: ignore[arg-type]
+    x.grad = torch.ones(2)
+    with pytest.raises(TypeError, match="needs closures for f and for ψ, got None"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.001
+    with pytest.raises(ValueError, match="lr of the inner SGD"):
+        optimizer.step(f, psi)
+    with pytest.raises(RuntimeError, match="does not know ψ"):
+        optimizer.penalty_value()
+    assert torch.equal(x, torch.ones(2))
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("regime", ["paper_inexact", "convex_inexact", "monotone_inexact"])
+def test_the_bounds_of_the_inexact_regimes_hold(regime: str) -> None:
+    """Many runs at once are one problem, with the sum of their F, σ² and ‖∇F‖²."""
+    runs, horizon, S = 20, 150, 0.02
+    problem = RobustRegression("smooth", "l1", batch=8)
+    psi = proxmo.Huber(0.5, 0.1)
+    x = Parameter(problem.start(runs))
+    gap = runs * (float(problem.objective(problem.start(1))))  # F ≥ 0, and ψ(0) = 0
+    known = {"smoothness": problem.smoothness, "noise_variance": runs * problem.noise_variance}
+    plan = theory.plan(regime, **known, initial_gap=gap, horizon=horizon)
+    inner = InnerSGD(200, lr=1 / (plan.M + 0.5), S=S)
+    optimizer = InexactProxSGD([x], lr=plan.lr, momentum=plan.momentum, inner=inner)
+    generator = torch.Generator().manual_seed(0)
+    total, inner_steps = 0.0, 0
+    for _ in range(horizon):
+        sample = problem.sample(runs, generator)
+
+        def f(sample: Tensor = sample) -> float:
+            x.grad = problem.gradient(x.detach(), sample)
+            return 0.0
+
+        optimizer.step(f, smooth_psi(x, psi))
+        assert optimizer.report is not None
+        assert optimizer.report.met
+        assert not optimizer.report.fell_back
+        inner_steps += optimizer.report.steps
+        point = x.detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(psi.value(point), point)
+        total += float((problem.full_gradient(x.detach()) + slope).square().sum())
+    bound = theory.guarantee(plan.M, regime, **known, phi0=plan.phi0, horizon=horizon, inexactness=S)
+    assert 0 < total / horizon <= bound
+    assert inner_steps > horizon / 10  # S does not do all the work

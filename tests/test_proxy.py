@@ -1,0 +1,71 @@
+"""ProxyObjective: both closures are those of ℓ − ℓ̂ and ℓ̂, batch by batch, and training with them works."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import proxmo
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def problem() -> tuple[nn.Linear, Batches, Batches]:
+    torch.manual_seed(0)
+    inputs = torch.randn(60, 4, dtype=torch.float64)
+    targets = inputs @ torch.tensor([[1.0], [-2.0], [0.0], [3.0]], dtype=torch.float64) + 0.1 * torch.randn(60, 1)
+    loader = list(zip(inputs.split(20), targets.split(20), strict=True))
+    return nn.Linear(4, 1, dtype=torch.float64), loader, [(inputs[:8], targets[:8]), (inputs[8:16], targets[8:16])]
+
+
+def gradient(model: nn.Linear, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, float]:
+    loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+    return torch.autograd.grad(loss, model.weight)[0], loss.item()
+
+
+def test_the_closures_are_the_two_parts_batch_by_batch() -> None:
+    model, loader, proxy = problem()
+    objective = proxmo.ProxyObjective(model, nn.functional.mse_loss, loader, proxy)
+    turn = 0
+    for k in range(7):  # past the end of both loaders
+        value = objective.loss_closure()
+        whole, loss = gradient(model, loader[k % 3])
+        part, proxy_loss = gradient(model, proxy[turn % 2])
+        turn += 1
+        torch.testing.assert_close(model.weight.grad, whole - part)
+        assert value == pytest.approx(loss - proxy_loss)
+        assert objective.loss_value == pytest.approx(loss)
+        for _ in range(2):
+            assert objective.psi_closure() is None  # type: ignore[func-returns-value]
+            torch.testing.assert_close(model.weight.grad, gradient(model, proxy[turn % 2])[0])
+            turn += 1
+
+
+def test_training_reaches_the_minimiser_of_the_whole_loss() -> None:
+    """Not that of the proxy: f corrects it."""
+    model, loader, proxy = problem()
+    inputs, targets = (torch.cat(parts) for parts in zip(*loader, strict=True))
+    objective = proxmo.ProxyObjective(
+        model, nn.functional.mse_loss, [(inputs, targets)], [tuple(torch.cat(p) for p in zip(*proxy, strict=True))]
+    )
+    optimizer = proxmo.InexactProxSGD(model.parameters(), lr=0.5, momentum=0.0, inner=proxmo.InnerSGD(20, lr=0.1))
+    for _ in range(200):
+        optimizer.step(objective.loss_closure, objective.psi_closure)
+    wide = torch.cat([inputs, torch.ones(60, 1, dtype=torch.float64)], 1)
+    best = torch.linalg.lstsq(wide, targets).solution
+    small = torch.linalg.lstsq(wide[:16], targets[:16]).solution
+    torch.testing.assert_close(model.weight.detach().mT, best[:4], rtol=0, atol=1e-6)
+    assert (best - small).abs().max() > 1e-3
+    assert optimizer.param_groups[0]["psi_evaluations"] == 200 * 21
+
+
+def test_a_loader_without_batches_is_named() -> None:
+    model, loader, proxy = problem()
+    with pytest.raises(ValueError, match=r"^loader must yield batches each time it is iterated, got none"):
+        proxmo.ProxyObjective(model, nn.functional.mse_loss, iter([]), proxy).loss_closure()
+    once = proxmo.ProxyObjective(model, nn.functional.mse_loss, loader, iter(proxy))
+    once.psi_closure()
+    once.psi_closure()
+    with pytest.raises(ValueError, match="proxy_loader must yield batches each time"):
+        once.psi_closure()
