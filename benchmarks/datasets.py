@@ -1,0 +1,48 @@
+"""Data of the comparisons: real, small, and at hand. Rows are scaled to length 1, as the papers do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from sklearn import datasets
+from torch import Tensor
+
+
+class Dataset(NamedTuple):
+    """Inputs (n, d), and classes numbered from 0."""
+
+    name: str
+    inputs: Tensor
+    classes: Tensor
+
+    @property
+    def size(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def class_count(self) -> int:
+        return int(self.classes.max()) + 1
+
+
+def embedded(name: str) -> Dataset:
+    """``"breast-cancer"`` or ``"digits"``, which come with scikit-learn."""
+    load = {"breast-cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}[name]
+    inputs, labels = load(return_X_y=True)
+    spread = inputs.std(0)
+    standard = (inputs - inputs.mean(0)) / np.where(spread > 0, spread, 1)
+    return _scaled(name, standard, labels)
+
+
+def from_file(path: Path) -> Dataset:
+    """A file in LIBSVM's format, plain, gz or bz2, such as a9a or mushrooms."""
+    inputs, labels = datasets.load_svmlight_file(str(path))
+    return _scaled(path.name.split(".")[0], inputs.toarray(), labels)
+
+
+def _scaled(name: str, inputs: np.ndarray, labels: np.ndarray) -> Dataset:
+    lengths = np.linalg.norm(inputs, axis=1, keepdims=True)
+    _, classes = np.unique(labels, return_inverse=True)
+    return Dataset(name, torch.tensor(inputs / np.where(lengths > 0, lengths, 1)), torch.tensor(classes))

@@ -1,0 +1,153 @@
+"""The comparison of methods: runs side by side are the runs alone, gradients are counted, losses are as said."""
+
+from __future__ import annotations
+
+import bz2
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from benchmarks import methods
+from benchmarks.datasets import Dataset, embedded, from_file
+from benchmarks.objectives import (
+    NonconvexLogistic,
+    Objective,
+    RobustRows,
+    TwoLayers,
+    full_gradients,
+    gradients,
+    mapping_norms,
+)
+from benchmarks.solvers import SOLVERS, Solver
+from torch import Tensor
+
+each_objective = pytest.mark.parametrize(
+    "objective", [NonconvexLogistic(), RobustRows(), TwoLayers()], ids=lambda o: o.name
+)
+each_solver = pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: s.name)
+
+
+def small() -> Dataset:
+    whole = embedded("digits")
+    return Dataset("small", whole.inputs[:80], whole.classes[:80])
+
+
+def one_loss(objective: Objective, point: list[Tensor], a: Tensor, label: int) -> float:
+    """The loss on one sample, with scalars and loops."""
+    if isinstance(objective, NonconvexLogistic):
+        t = float(a @ point[0]) * (1 if label > 0 else -1)
+        return math.log1p(math.exp(-t)) - math.log1p(math.exp(-t - 1))
+    if isinstance(objective, RobustRows):
+        residuals = [float(a @ point[0][:, c]) - (c == label) for c in range(point[0].shape[1])]
+        return sum(r * r / (1 + r * r) / 2 for r in residuals)
+    scores = [float(torch.tanh(point[0] @ a) @ row) for row in point[1]]
+    return math.log(sum(map(math.exp, scores))) - scores[label]
+
+
+@each_objective
+def test_losses_and_gradients(objective: Objective) -> None:
+    data = small()
+    start = objective.start(data, range(2))
+    generator = torch.Generator().manual_seed(0)
+    points = [torch.randn(3, *x.shape, generator=generator, dtype=torch.float64) for x in start]
+    rows = torch.randint(80, (2, 5), generator=generator)
+    losses = objective.losses(points, data.inputs[rows], data.classes[rows])
+    assert losses.shape == (3, 2, 5)
+    for g, s, b in ((0, 0, 0), (2, 1, 4), (1, 0, 3)):
+        row = int(rows[s, b])
+        expected = one_loss(objective, [p[g, s] for p in points], data.inputs[row], int(data.classes[row]))
+        assert float(losses[g, s, b]) == pytest.approx(expected, rel=1e-10)
+    # the gradient of one run: central differences
+    found = gradients(objective, points, data.inputs[rows], data.classes[rows])
+    step = 1e-6
+    for layer, place in enumerate(points):
+        index = (2, 1, *[1] * (place.dim() - 2))
+        values = []
+        for sign in (1, -1):
+            moved = [p.clone() for p in points]
+            moved[layer][index] += sign * step
+            values.append(float(objective.losses(moved, data.inputs[rows], data.classes[rows])[2, 1].mean()))
+        assert float(found[layer][index]) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-5, abs=1e-8)
+
+
+@each_objective
+def test_full_gradients_in_parts(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small()
+    points = [torch.stack([x, 2 * x + 0.1]) for x in objective.start(data, range(3))]
+    whole = full_gradients(objective, points, data)
+    norms = mapping_norms(objective, points, data)
+    monkeypatch.setattr("benchmarks.objectives.CHUNK", 3000)
+    torch.testing.assert_close(full_gradients(objective, points, data), whole)
+    assert norms.shape == (2, 3)
+    assert (norms > 0).all()
+    points[0][0, 0].fill_(math.nan)
+    assert mapping_norms(objective, points, data)[0, 0] == math.inf
+
+
+@each_solver
+def test_runs_side_by_side_are_the_runs_alone(solver: Solver) -> None:
+    data, objective = small(), RobustRows()
+    settings = [s for s in solver.grid(data.size) if s.lr <= 1]
+    settings = [s for s in settings if (s.batch, s.period) == (settings[0].batch, settings[0].period)]
+    assert len(settings) > 1
+    together = methods.run(solver, settings, objective, data, range(2), [100, 400])
+    for setting, errors in zip(settings, together, strict=True):
+        alone = methods.run(solver, [setting], objective, data, range(2), [100, 400])[0]
+        np.testing.assert_allclose(errors, alone, rtol=1e-9)
+
+
+def test_gradients_are_counted() -> None:
+    """After four steps: one, one, two points per sample, or three; SpiderBoost starts with all data."""
+    data, objective = small(), NonconvexLogistic()
+    expected = {
+        "vanilla": 64,
+        "momentum": 64,
+        "STORM": 16 * 7,
+        "hybrid SGD": 16 * (16 + 3 * 3),
+        "SpiderBoost": 80 + 2 * 2 * 3,
+    }
+    for solver in SOLVERS:
+        setting = solver.grid(data.size)[0]
+        points = [x[None] for x in objective.start(data, range(1))]
+        params = [[torch.nn.Parameter(p[0]) for p in points]]
+        optimizer = solver.optimizer(
+            [{"params": params[0], "lr": 0.1, **({"period": 99} if "period" in solver.options else {})}],
+            objective.penalty,
+        )
+        oracle = methods.Oracle(objective, data, points, params, seed=0)
+        for _ in range(4):
+            solver.step(optimizer, setting.batch, oracle)
+        assert oracle.evaluated == expected[solver.name]
+
+
+def test_all_grids_have_the_same_size() -> None:
+    for size in (80, 569, 32561):
+        assert {len(set(solver.grid(size))) for solver in SOLVERS} == {21}
+
+
+def test_files_in_libsvm_format(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.txt.bz2"
+    path.write_bytes(bz2.compress(b"1 1:3 2:4\n2 3:1\n2 1:1\n"))
+    data = from_file(path)
+    assert data.name == "tiny"
+    torch.testing.assert_close(data.inputs, torch.tensor([[0.6, 0.8, 0], [0, 0, 1], [1, 0, 0]], dtype=torch.float64))
+    assert data.classes.tolist() == [0, 1, 1]
+
+
+def test_the_command_writes_a_figure_a_table_and_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(methods, "embedded", lambda _: small())
+    monkeypatch.setattr(methods, "SOLVERS", SOLVERS[:2])
+    methods.main(["--passes", "2", "--seeds", "2", "--out", str(tmp_path / "deep" / "er")])
+    written = json.loads((tmp_path / "deep" / "er" / "methods.json").read_text())
+    assert [result["method"] for result in written] == ["vanilla", "momentum"] * 3
+    for result in written:
+        if "network" not in result["problem"]:  # 160 gradients are too few for that one
+            assert result["median"][-1] < result["median"][0]
+        assert result["gradients"][-1] == 160
+    assert (tmp_path / "deep" / "er" / "methods.png").stat().st_size > 10_000
+    assert "momentum" in capsys.readouterr().out
