@@ -1,8 +1,9 @@
 """All methods on non-convex composite problems, at the same number of gradients: `python -m benchmarks.methods`.
 
 Each method is tuned over 21 settings of its own with 5 seeds, by the geometric mean over seeds of the mean error in the
-last tenth of the budget; its best setting then runs with other seeds. The error is ‖G‖² of the full objective, G the prox-gradient
-mapping with step size 1; an evaluation of the gradient at one sample costs 1, so two-point methods pay for both points.
+last tenth of the budget; its best setting then runs with other seeds. The error is ‖G‖² of the full objective, G the
+prox-gradient mapping with step size 1; an evaluation of the gradient at one sample costs 1, so two-point methods pay
+for both points.
 """
 
 from __future__ import annotations
