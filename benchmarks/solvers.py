@@ -1,11 +1,11 @@
-"""The methods that are compared: for each the optimizer, how it takes a step, and the 21 settings to tune over."""
+"""The methods that are compared: for each the optimizer, how it takes a step, and the 42 settings to tune over."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, Protocol
 
@@ -14,8 +14,8 @@ from proxmo import Penalty, ProxHybridSGD, ProxOptimizer, ProxSGD, ProxSpiderBoo
 Closure = Callable[[], None]
 
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-MOMENTA = (0.9, 0.99, 0.999)
-BATCH = 16
+BATCHES = (16, 64)
+MOMENTA = (0.7, 0.9, 0.99)
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Setting:
     """What is tuned. Settings with the same batch and period can run side by side."""
 
     lr: float
-    batch: int = BATCH
+    batch: int
     momentum: float = 0.0
     averaging: float = 1.0
     period: int = 1
@@ -40,11 +40,11 @@ class Oracle(Protocol):
 
 
 class Solver(ABC):
-    """A method."""
+    """A method, and a grid of 42 settings: 7 step sizes, and 6 of whatever else it has."""
 
     name: str
     options: tuple[str, ...]
-    """What it takes of a setting."""
+    """What it takes of a setting, besides the batch."""
 
     @abstractmethod
     def grid(self, size: int) -> list[Setting]:
@@ -54,29 +54,37 @@ class Solver(ABC):
     def optimizer(self, groups: list[dict[str, Any]], penalty: Penalty) -> ProxOptimizer:
         """The optimizer of parameter groups, one per setting."""
 
+    @abstractmethod
+    def cost(self, optimizer: Any, batch: int, size: int) -> int:
+        """How many gradients the next step evaluates."""
+
     def step(self, optimizer: Any, batch: int, oracle: Oracle) -> None:
         """One step of all groups."""
         optimizer.step(oracle.sample(batch))
 
 
 class Vanilla(Solver):
-    """Proximal SGD; with the largest batch it is the mega-batch method."""
+    """Proximal SGD; with all data it is proximal gradient descent."""
 
     name = "vanilla"
     options = ("lr", "momentum")
 
     def grid(self, size: int) -> list[Setting]:
-        return [Setting(lr, batch) for lr, batch in product(RATES, (BATCH, 4 * BATCH, 16 * BATCH))]
+        batches = sorted({4, 16, 64, 256, size // 2, size})
+        return [Setting(lr, batch) for lr, batch in product(RATES, batches)]
 
     def optimizer(self, groups: list[dict[str, Any]], penalty: Penalty) -> ProxOptimizer:
         return ProxSGD(groups, penalty=penalty)
+
+    def cost(self, optimizer: Any, batch: int, size: int) -> int:
+        return batch
 
 
 class Momentum(Vanilla):
     name = "momentum"
 
     def grid(self, size: int) -> list[Setting]:
-        return [Setting(lr, momentum=momentum) for lr, momentum in product(RATES, MOMENTA)]
+        return [Setting(lr, batch, momentum) for lr, batch, momentum in product(RATES, BATCHES, MOMENTA)]
 
 
 class Storm(Momentum):
@@ -84,6 +92,9 @@ class Storm(Momentum):
 
     def optimizer(self, groups: list[dict[str, Any]], penalty: Penalty) -> ProxOptimizer:
         return ProxSTORM(groups, penalty=penalty)
+
+    def cost(self, optimizer: Any, batch: int, size: int) -> int:
+        return 2 * batch if optimizer.state else batch
 
 
 class Hybrid(Solver):
@@ -93,11 +104,14 @@ class Hybrid(Solver):
     options = ("lr", "momentum", "averaging")
 
     def grid(self, size: int) -> list[Setting]:
-        cells = product(RATES, ((0.9, 1.0), (0.99, 1.0), (0.99, 0.3)))
-        return [Setting(lr, momentum=momentum, averaging=averaging) for lr, (momentum, averaging) in cells]
+        weights = ((0.9, 1.0), (0.99, 1.0), (0.99, 0.3))
+        return [Setting(lr, batch, *pair) for lr, batch, pair in product(RATES, BATCHES, weights)]
 
     def optimizer(self, groups: list[dict[str, Any]], penalty: Penalty) -> ProxOptimizer:
         return ProxHybridSGD(groups, penalty=penalty)
+
+    def cost(self, optimizer: Any, batch: int, size: int) -> int:
+        return 3 * batch if optimizer.state else 16 * batch
 
     def step(self, optimizer: Any, batch: int, oracle: Oracle) -> None:
         first = not optimizer.state
@@ -105,23 +119,34 @@ class Hybrid(Solver):
 
 
 class SpiderBoost(Solver):
-    """Full gradients at the start of each period, which is as long as the differences in it cost one of them."""
+    """Full gradients at the start of each period, which lasts until as much again went into differences."""
 
     name = "SpiderBoost"
     options = ("lr", "period")
 
     def grid(self, size: int) -> list[Setting]:
-        root = math.isqrt(size)
-        return [
-            Setting(lr, batch, period=max(size // (2 * batch), 1))
-            for lr, batch in product(RATES, sorted({max(root // 4, 1), root // 2, root}))
-        ]
+        root = math.sqrt(size)
+        batches = sorted({max(round(root * factor), 1) for factor in (0.125, 0.25, 0.5, 1, 2, 4)})
+        return [Setting(lr, batch, period=max(size // (2 * batch), 1)) for lr, batch in product(RATES, batches)]
 
     def optimizer(self, groups: list[dict[str, Any]], penalty: Penalty) -> ProxOptimizer:
         return ProxSpiderBoost(groups, penalty=penalty)
+
+    def cost(self, optimizer: Any, batch: int, size: int) -> int:
+        return size if optimizer.large_batch_is_due else 2 * batch
 
     def step(self, optimizer: Any, batch: int, oracle: Oracle) -> None:
         optimizer.step(oracle.sample(batch), oracle.everything())
 
 
 SOLVERS: list[Solver] = [Vanilla(), Momentum(), Storm(), Hybrid(), SpiderBoost()]
+
+
+def edges(setting: Setting, grid: list[Setting]) -> list[str]:
+    """The tuned quantities whose best value is the first or last of the grid."""
+    found = []
+    for field in fields(Setting):
+        values = sorted({getattr(other, field.name) for other in grid})
+        if len(values) > 1 and getattr(setting, field.name) in (values[0], values[-1]):
+            found.append(field.name)
+    return found

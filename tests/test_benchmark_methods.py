@@ -21,7 +21,7 @@ from benchmarks.objectives import (
     gradients,
     mapping_norms,
 )
-from benchmarks.solvers import SOLVERS, Solver
+from benchmarks.solvers import SOLVERS, Solver, edges
 from torch import Tensor
 
 each_objective = pytest.mark.parametrize(
@@ -99,33 +99,38 @@ def test_runs_side_by_side_are_the_runs_alone(solver: Solver) -> None:
         np.testing.assert_allclose(errors, alone, rtol=1e-9)
 
 
-def test_gradients_are_counted() -> None:
+def test_gradients_are_counted_and_known_in_advance() -> None:
     """After four steps: one, one, two points per sample, or three; SpiderBoost starts with all data."""
     data, objective = small(), NonconvexLogistic()
     expected = {
-        "vanilla": 64,
-        "momentum": 64,
-        "STORM": 16 * 7,
-        "hybrid SGD": 16 * (16 + 3 * 3),
-        "SpiderBoost": 80 + 2 * 2 * 3,
+        "vanilla": 4 * 16,
+        "momentum": 4 * 16,
+        "STORM": 7 * 16,
+        "hybrid SGD": (16 + 3 * 3) * 16,
+        "SpiderBoost": 80 + 3 * 2 * 16,
     }
     for solver in SOLVERS:
-        setting = solver.grid(data.size)[0]
         points = [x[None] for x in objective.start(data, range(1))]
         params = [[torch.nn.Parameter(p[0]) for p in points]]
-        optimizer = solver.optimizer(
-            [{"params": params[0], "lr": 0.1, **({"period": 99} if "period" in solver.options else {})}],
-            objective.penalty,
-        )
+        optimizer = solver.optimizer([{"params": params[0]}], objective.penalty)
         oracle = methods.Oracle(objective, data, points, params, seed=0)
         for _ in range(4):
-            solver.step(optimizer, setting.batch, oracle)
+            announced = oracle.evaluated + solver.cost(optimizer, 16, data.size)
+            solver.step(optimizer, 16, oracle)
+            assert oracle.evaluated == announced
         assert oracle.evaluated == expected[solver.name]
 
 
 def test_all_grids_have_the_same_size() -> None:
-    for size in (80, 569, 32561):
-        assert {len(set(solver.grid(size))) for solver in SOLVERS} == {21}
+    for size in (569, 8124, 32561):
+        assert {len(set(solver.grid(size))) for solver in SOLVERS} == {42}
+
+
+def test_edges_of_a_grid_are_told() -> None:
+    grid = SOLVERS[1].grid(1000)
+    middle = next(s for s in grid if (s.lr, s.momentum) == (1.0, 0.9))
+    assert edges(middle, grid) == ["batch"]  # of two values each is at an edge
+    assert edges(grid[0], grid) == ["lr", "batch", "momentum"]
 
 
 def test_files_in_libsvm_format(tmp_path: Path) -> None:

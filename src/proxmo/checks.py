@@ -48,12 +48,12 @@ def more_than(bound: float, name: str, value: Any) -> float:
     return result
 
 
-def count(name: str, value: Any) -> int:
-    """An integer ≥ 0."""
+def count(name: str, value: Any, *, least: int = 0) -> int:
+    """An integer ≥ ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer >= 0, got {value!r}")
-    if value < 0:
-        raise ValueError(f"{name} must be an integer >= 0, got {value!r}")
+        raise TypeError(f"{name} must be an integer >= {least}, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
     return int(value)
 
 

@@ -118,8 +118,7 @@ def estimate_constants(
     >>> round(found.smoothness, 2), 2 < found.noise_variance < 4, round(proxmo.theory.plan(**found).M / 10) > 0
     (5.0, True, True)
     """
-    if checks.count("samples", samples) < 2:
-        raise ValueError(f"samples must be an integer >= 2, got {samples!r}")
+    checks.count("samples", samples, least=2)
     if isinstance(source, nn.Module):
         batches = list(islice(third, samples))
         if len(batches) < 2:

@@ -44,16 +44,16 @@ class ProxyObjective:
         proxy_loader: Iterable[tuple[Any, Any]],
     ) -> None:
         self._model, self._loss = model, loss
-        self._batches = _endless("loader", loader)
-        self._proxy_batches = _endless("proxy_loader", proxy_loader)
+        self._batches = _Endless("loader", loader)
+        self._proxy_batches = _Endless("proxy_loader", proxy_loader)
         self.loss_value = float("nan")
 
     def loss_closure(self) -> float:
         """f = ℓ − ℓ̂ on a mini-batch of each, and its gradient."""
         self._model.zero_grad()
-        loss = self._evaluate(next(self._batches))
+        loss = self._evaluate(self._batches.next())
         loss.backward()  # type: ignore[no-untyped-call]
-        proxy = self._evaluate(next(self._proxy_batches))
+        proxy = self._evaluate(self._proxy_batches.next())
         (-proxy).backward()  # type: ignore[no-untyped-call]
         self.loss_value = float(loss.detach())
         return self.loss_value - float(proxy.detach())
@@ -61,7 +61,7 @@ class ProxyObjective:
     def psi_closure(self) -> None:
         """The gradient of ψ = ℓ̂ on a mini-batch; no value, since it would be one of that mini-batch only."""
         self._model.zero_grad()
-        self._evaluate(next(self._proxy_batches)).backward()  # type: ignore[no-untyped-call]
+        self._evaluate(self._proxy_batches.next()).backward()  # type: ignore[no-untyped-call]
 
     def _evaluate(self, batch: tuple[Any, Any]) -> Tensor:
         device = next(self._model.parameters()).device
@@ -69,10 +69,16 @@ class ProxyObjective:
         return self._loss(self._model(inputs), targets)
 
 
-def _endless(name: str, loader: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    while True:
-        batch = None
-        for batch in loader:
-            yield batch
-        if batch is None:
-            raise ValueError(f"{name} must yield batches each time it is iterated, got none")
+class _Endless:
+    """The batches of a loader in turn, from the beginning again when they end."""
+
+    def __init__(self, name: str, loader: Iterable[tuple[Any, Any]]) -> None:
+        self._name, self._loader = name, loader
+        self._batches: Iterator[tuple[Any, Any]] = iter(())
+
+    def next(self) -> tuple[Any, Any]:
+        for _ in range(2):
+            for batch in self._batches:
+                return batch
+            self._batches = iter(self._loader)
+        raise ValueError(f"{self._name} must yield batches each time it is iterated, got none")

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.nn.modules import module as hooks
 
-from proxmo.optim.evaluation import Sample, buffers_kept, buffers_watched
+from proxmo.optim.evaluation import Sample, traces_of_modules
 
 
 class Moving(nn.Module):
@@ -40,27 +39,84 @@ def test_buffers_of_all_modules_called_are_put_back(compiled: bool) -> None:
     x = torch.randn(4, 2)
     call(x)
     before = [buffer.clone() for net in (first, second) for buffer in net.buffers()]
-    with buffers_kept():
+    with traces_of_modules() as traces:
         for _ in range(2):
             second(call(x + 1)[:, :2])
         assert second[2][1].changed == 2
+        traces.restore_buffers()
     after = [buffer for net in (first, second) for buffer in net.buffers()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     second(x)
     assert second[2][1].replaced == 1
 
 
-def test_hooks_are_gone_afterwards_even_if_a_module_raises() -> None:
+def test_modules_are_called_as_before_afterwards_even_if_one_raises() -> None:
     net = normed()
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), buffers_kept():
+    call = nn.Module.__call__
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), traces_of_modules():
         net(torch.zeros(4, 7))
-    with buffers_watched() as buffers:
+    assert nn.Module.__call__ is call
+    with traces_of_modules() as traces:
         net(torch.zeros(4, 2))
+    assert nn.Module.__call__ is call
     assert net[2][1].changed == 1  # watched only
-    buffers.restore()
+    traces.restore_buffers()
     assert net[2][1].changed == 0
-    assert not hooks._global_forward_pre_hooks
-    assert not any(part._forward_hooks for part in net.modules())
+
+
+class Hidden(nn.Module):
+    """Has a module that it does not tell of, and a buffer that cannot be written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secret = [nn.BatchNorm1d(2)]
+        self.register_buffer("expanded", torch.zeros(1).expand(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.secret[0](x)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(2 * x)
+
+
+@pytest.mark.parametrize("how", ["hidden", "compiled in place", "inside another"])
+def test_unusual_modules(how: str) -> None:
+    torch.compiler.reset()
+    hidden, normed = Hidden(), Normed()
+    normed.compile(backend="eager", fullgraph=True)
+    net, norm = {
+        "hidden": (hidden, hidden.secret[0]),
+        "compiled in place": (normed, normed.norm),
+        "inside another": (nn.Sequential(nn.Identity(), normed), normed.norm),
+    }[how]
+    x = torch.randn(4, 2)
+    net(x)
+    before = [buffer.clone() for buffer in norm.buffers()]
+    with traces_of_modules() as traces:
+        net(x + 1)
+        assert norm.num_batches_tracked == 2
+        traces.restore_buffers()
+    assert all(torch.equal(a, b) for a, b in zip(before, norm.buffers(), strict=True))
+
+
+def test_gradients_of_other_parameters_are_left_alone() -> None:
+    """Of those that the closure gives to a second optimizer, say."""
+    net = nn.Linear(1, 1)
+
+    def closure() -> None:
+        net(torch.ones(1, 1)).sum().backward()
+
+    sample = Sample("closure", closure, [net.weight])
+    assert net.bias.grad is not None
+    assert net.bias.grad.item() == 1
+    sample.gradients_at([torch.zeros(1, 1)])
+    assert net.bias.grad.item() == 1
 
 
 def test_compiled_modules_are_not_compiled_again() -> None:
@@ -78,7 +134,7 @@ def test_compiled_modules_are_not_compiled_again() -> None:
     call(x)
     compiled = count
     for _ in range(3):
-        with buffers_kept():
+        with traces_of_modules():
             call(x)
         call(x)
     assert count == compiled

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo.optim.base import Group
-from proxmo.optim.closure import ClosureOptimizer, gradient_of
+from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of
 from proxmo.optim.evaluation import Closure, Sample
 from proxmo.penalties.base import Penalty
 from proxmo.secants import distance, mean_product, probe_length, square
@@ -62,6 +62,8 @@ class AutoProxSGD(ClosureOptimizer):
     tensor(True)
     """
 
+    state_keys = frozenset({"momentum_buffer", "secant_sum", "probe"})
+
     def __init__(self, params: ParamsT, penalty: Penalty | None = None) -> None:
         estimates: dict[str, Any] = {
             "samples": 0,
@@ -97,9 +99,9 @@ class AutoProxSGD(ClosureOptimizer):
             self._step_without_closure()
             return None
         self._check_groups()
-        sample = Sample("closure", closure, self._trained())
+        sample = Sample("closure", closure, all_params(self))
         self._check_step()
-        params = [p for p in self._trained() if p.grad is not None]
+        params = [p for p in all_params(self) if p.grad is not None]
         gradients = [gradient_of(p) for p in params]
         if not math.isfinite(square(gradients)):
             raise FloatingPointError("the gradient is not finite; parameters and state are as they were")
@@ -206,8 +208,8 @@ class AutoProxSGD(ClosureOptimizer):
 
     def _changes(self, sample: Sample, params: list[Tensor], points: dict[Tensor, Tensor]) -> list[Tensor]:
         """How the gradients of the sample differ with some parameters at other points, the rest as they are now."""
-        trained = self._trained()
-        there = dict(zip(trained, sample.gradients_at([points.get(p, p.detach()) for p in trained]), strict=True))
+        every = all_params(self)
+        there = dict(zip(every, sample.gradients_at([points.get(p, p.detach()) for p in every]), strict=True))
         found = [(there[p], gradient_of(p)) for p in params]
         return [torch.zeros_like(old) if new is None else new - old for new, old in found]
 

@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, ClassVar, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -60,6 +60,8 @@ class ProxOptimizer(Optimizer):
     True
     """
 
+    state_keys: ClassVar[frozenset[str]]
+    """What the state of a parameter holds, if it has one."""
     certify: bool = False
     """Whether ``step`` keeps its `Certificate` for each parameter, two more copies of them. Not part of the state."""
 
@@ -179,6 +181,12 @@ class ProxOptimizer(Optimizer):
         self._certificates = {}
         # Called by unpickling, with live penalties, and at the end of `load_state_dict`, with plain ones that update
         # those of the present groups. The plain ones are all checked before anything is changed.
+        for kept in state["state"].values():
+            if kept and set(kept) != self.state_keys:
+                raise ValueError(
+                    f"cannot load the checkpoint of another optimizer into {type(self).__name__}: its state has "
+                    f"{', '.join(sorted(kept))} in place of {', '.join(sorted(self.state_keys))}"
+                )
         updates: dict[int, tuple[Penalty, Penalty]] = {}
         for live, loaded in zip(self.__dict__.get("param_groups", []), state["param_groups"], strict=False):
             penalty = live["penalty"]

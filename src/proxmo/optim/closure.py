@@ -18,22 +18,28 @@ class ClosureOptimizer(ProxOptimizer):
     def _buffers(self, p: Tensor) -> dict[str, Tensor]:
         """The state of a parameter, made if there is none; always with the same keys."""
 
-    def _trained(self) -> list[Tensor]:
-        """All parameters that a closure may give a gradient."""
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-
     def _note(self, **values: Any) -> None:
         """Write numbers that belong to the whole optimizer, and into its checkpoints, into all groups."""
         for group in self.param_groups:
             group.update(values)
 
     def _step_without_closure(self) -> None:
-        """Distributed checkpoints ask for the state by a step without a closure and with zero gradients."""
-        params = [p for p in self._trained() if p.grad is not None]
-        if not params or square([gradient_of(p) for p in params]) != 0:
+        if not asks_for_state(self):
             raise TypeError(f"{type(self).__name__}.step needs a closure that evaluates the loss on a sample, got None")
-        for p in params:
-            self._buffers(p)
+        for p in all_params(self):
+            if p.grad is not None:
+                self._buffers(p)
+
+
+def all_params(optimizer: ProxOptimizer) -> list[Tensor]:
+    """The parameters of all groups, frozen ones too: whatever gradient they have is cleared before an evaluation."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def asks_for_state(optimizer: ProxOptimizer) -> bool:
+    """Whether a step without a closure is that of distributed checkpoints: lr = 0, zero gradients."""
+    gradients = [p.grad for p in all_params(optimizer) if p.grad is not None]
+    return bool(gradients) and square(gradients) == 0 and all(float(g["lr"]) == 0 for g in optimizer.param_groups)
 
 
 def gradient_of(p: Tensor) -> Tensor:

@@ -7,14 +7,12 @@ happens in it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 Closure: TypeAlias = Callable[[], Any]
 """Evaluates the loss on a sample at the parameters as they are, calls ``backward`` and returns the loss."""
@@ -50,96 +48,108 @@ class Sample:
         self._name, self._closure, self._params = name, closure, params
         self._random = _random_states(params)
         self.loss = evaluate(name, closure, params)
-        self.gradients = [p.grad for p in params]
 
     def gradients_at(self, points: list[Tensor]) -> list[Tensor | None]:
         """The gradients with the parameters at ``points``; everything else is left as it was."""
         here = [p.detach().clone() for p in self._params]
-        # a copy, for a reducer such as DDP's may give the next gradients the same memory
-        self.gradients = [None if g is None else g.clone() for g in self.gradients]
+        gradients = copies_of_gradients(self._params)
         after = _random_states(self._params)
         try:
             with torch.no_grad():
                 for p, point in zip(self._params, points, strict=True):
                     p.copy_(point)
             _set_random_states(self._random)
-            with buffers_kept():
-                evaluate(self._name, self._closure, self._params)
+            with traces_of_modules(self._params) as traces:
+                try:
+                    evaluate(self._name, self._closure, self._params)
+                finally:
+                    traces.restore_buffers()
             return [p.grad for p in self._params]
         finally:
             _set_random_states(after)
             with torch.no_grad():
-                for p, x, gradient in zip(self._params, here, self.gradients, strict=True):
+                for p, x, gradient in zip(self._params, here, gradients, strict=True):
                     p.copy_(x)
                     p.grad = gradient
 
 
-class Buffers:
-    """What the buffers of some modules were."""
+def copies_of_gradients(params: list[Tensor]) -> list[Tensor | None]:
+    """What to keep of gradients when another evaluation follows: DDP may give the next ones the same memory."""
+    return [None if p.grad is None else p.grad.clone() for p in params]
 
-    def __init__(self) -> None:
+
+class Traces:
+    """What modules that were called had before: their buffers, and the gradients of parameters that are not ours."""
+
+    def __init__(self, ours: list[Tensor] | None) -> None:
+        self._ours = None if ours is None else set(ours)
         self._modules: set[nn.Module] = set()
-        self._kept: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
 
     def keep(self, module: nn.Module) -> None:
-        """Remember the buffers of a module and of all in it, unless they are known already."""
+        """Remember a module and all in it, unless it is known already."""
+        if module in self._modules:
+            return
         for part in module.modules():
             if part not in self._modules:
                 self._modules.add(part)
                 for name, buffer in part.named_buffers(recurse=False):
-                    self._kept.append((part, name, buffer, buffer.clone()))
+                    self._buffers.append((part, name, buffer, buffer.clone()))
+                for p in part.parameters(recurse=False):
+                    if self._ours is not None and p not in self._ours:
+                        self._gradients.append((p, p.grad))
+                        p.grad = None
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Put all of them back."""
-        for part, name, buffer, value in self._kept:
-            buffer.copy_(value)
+    def restore_buffers(self) -> None:
+        """Put all buffers back."""
+        for part, name, buffer, value in self._buffers:
+            if not _is_expanded(buffer):  # one that is cannot be written to, so it has not changed
+                buffer.copy_(value)
             if getattr(part, name) is not buffer:
                 setattr(part, name, buffer)
 
+    def restore_gradients(self) -> None:
+        """Put the gradients of other parameters back."""
+        for p, gradient in self._gradients:
+            p.grad = gradient
+
 
 @contextmanager
-def buffers_watched() -> Iterator[Buffers]:
-    """Remember the buffers of every module that is called inside, as they were before.
+def traces_of_modules(ours: list[Tensor] | None = None) -> Iterator[Traces]:
+    """Watch every module that is called inside.
 
-    A closure does not say which modules it calls. So each outermost call is caught by a hook for all modules, which is
-    away again while the module runs: compiled modules would be compiled anew for it.
+    Given ``ours``, the gradients of all other parameters of these modules are put back at the end, so that evaluations
+    inside do not add to what another optimizer is going to use.
+
+    A closure does not say which modules it calls. So ``nn.Module.__call__`` is watched meanwhile: not by torch's global
+    hooks, for which compiled modules would be compiled anew, and not while a compiled module runs.
     """
-    buffers = Buffers()
-    with ExitStack() as hooks:
-        hooks.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message="Using `torch.compile.*when there are global hooks")
+    traces = Traces(ours)
+    call = nn.Module.__call__
 
-        def watch() -> None:
-            hook = register_module_forward_pre_hook(called)
-            hooks.callback(hook.remove)
-            active.append(hook)
-
-        def called(module: nn.Module, _: Any) -> None:
-            active.pop().remove()
-            buffers.keep(module)
-            back = module.register_forward_hook(lambda *_: returned(), always_call=True)
-            hooks.callback(back.remove)
-            running.append(back)
-
-        def returned() -> None:
-            running.pop().remove()
-            watch()
-
-        active: list[Any] = []
-        running: list[Any] = []
-        watch()
-        yield buffers
-
-
-@contextmanager
-def buffers_kept() -> Iterator[None]:
-    """Undo what modules called inside do to their buffers."""
-    with buffers_watched() as buffers:
+    def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        traces.keep(module)
+        compiled = module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+        if not compiled:
+            return call(module, *args, **kwargs)
+        nn.Module.__call__ = call  # type: ignore[method-assign]
         try:
-            yield
+            return call(module, *args, **kwargs)
         finally:
-            buffers.restore()
+            nn.Module.__call__ = watched  # type: ignore[method-assign]
+
+    nn.Module.__call__ = watched  # type: ignore[method-assign]
+    try:
+        yield traces
+    finally:
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        traces.restore_gradients()
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _random_states(params: list[Tensor]) -> list[tuple[torch.device, Tensor]]:

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo.optim.base import Group, use_foreach
-from proxmo.optim.evaluation import Closure, Sample
+from proxmo.optim.closure import all_params
+from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate
 from proxmo.optim.recursive import RecursiveOptimizer, check_weight
 from proxmo.penalties.base import Penalty
 
@@ -96,9 +97,11 @@ class ProxHybridSGD(RecursiveOptimizer):
                 "got None; with one sample ProxSTORM does the same"
             )
         self._check_groups()
-        params = self._trained()
-        started = any(p in self.state and bool(self.state[p]["step"] > 0) for p in params)
-        plain = dict(zip(params, Sample("other", other, params).gradients, strict=True)) if started else {}
+        params = all_params(self)
+        plain: dict[Tensor, Tensor | None] = {}
+        if any(p in self.state and bool(self.state[p]["step"] > 0) for p in params):
+            evaluate("other", other, params)
+            plain = dict(zip(params, copies_of_gradients(params), strict=True))
         sample = self._sample(closure)
 
         def update(group: Group, params: list[Tensor], old: list[Tensor]) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo.optim.base import Group
-from proxmo.optim.closure import gradient_of
-from proxmo.optim.evaluation import Closure, buffers_watched, evaluate
+from proxmo.optim.closure import all_params, asks_for_state
+from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate, traces_of_modules
 from proxmo.optim.inner import Block, InnerReport, InnerSGD, Subproblem
 from proxmo.optim.momentum import Initial, PolyakMomentum
 from proxmo.secants import square
@@ -89,37 +89,34 @@ class InexactProxSGD(PolyakMomentum):
         Args:
             closure: evaluates f on a sample at the parameters as they are, calls ``backward`` and returns the loss.
             psi_closure: the same for ψ; called once for each inner step and once at the end. If it returns ψ(x), then
-                the step never ends at a point where Ω_k is larger than at x_k. It must return ``None`` if it evaluates
-                ψ on a sample, since values of different samples do not compare.
+                the step never ends at a point where Ω_k is larger than at x_k, up to rounding of ψ. It must return
+                ``None`` if it evaluates ψ on a sample, since values of different samples do not compare.
         """
         if closure is None and psi_closure is None:
-            self._step_without_closure()
+            self._step_without_closures()
             return None
         if psi_closure is None or closure is None:
             missing = "psi_closure" if psi_closure is None else "closure"
             raise TypeError(f"InexactProxSGD.step needs closures for f and for ψ, got None for {missing}")
         self._check_groups()
-        trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        loss: float = evaluate("closure", closure, trained)
-        self._check_step()
-        for p in trained:  # where f says nothing, ψ may
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.clone()
-        gradients = [gradient_of(p) for p in trained]
-        if not math.isfinite(square(gradients)):
-            raise FloatingPointError("the gradient of f is not finite; parameters and state are as they were")
-        undo = self._snapshot(trained)
-        with buffers_watched() as buffers:
+        params = all_params(self)
+        with traces_of_modules() as traces:
+            undo = self._snapshot(params)
             try:
-                self._solve(psi_closure, trained)
+                loss: float = evaluate("closure", closure, params)
+                self._check_step()
+                gradients = copies_of_gradients(params)
+                if not math.isfinite(square([g for g in gradients if g is not None])):
+                    raise FloatingPointError("the gradient of f is not finite; parameters and state are as they were")
+                try:
+                    self._solve(psi_closure, params)
+                finally:
+                    for p, gradient in zip(params, gradients, strict=True):
+                        p.grad = gradient
             except BaseException:
                 undo()
-                buffers.restore()
+                traces.restore_buffers()
                 raise
-            finally:
-                for p, gradient in zip(trained, gradients, strict=True):
-                    p.grad = gradient
-            if self.report is not None and self.report.fell_back:
-                buffers.restore()
         return loss
 
     @torch.no_grad()
@@ -127,26 +124,31 @@ class InexactProxSGD(PolyakMomentum):
         """Not known here: ψ is seen through its closure alone."""
         raise RuntimeError("InexactProxSGD does not know ψ, whose values its psi_closure has; ask that one")
 
-    def _solve(self, psi_closure: Closure, trained: list[Tensor]) -> None:
+    def _solve(self, psi_closure: Closure, params: list[Tensor]) -> None:
         blocks: list[Block] = []
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.requires_grad]
-            directions = self._directions(group, params) if params else []
-            if float(group["lr"]) == 0:  # M is infinite: these stay
-                continue
-            sign = -1 if group["maximize"] else 1
-            blocks += [
-                Block(p, p.detach().clone(), direction * sign, 1 / float(group["lr"]))
-                for p, direction in zip(params, directions, strict=True)
-            ]
+            trained = [p for p in group["params"] if p.requires_grad]
+            for p in trained:  # where f says nothing, ψ may
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            directions = self._directions(group, trained)
+            if float(group["lr"]) > 0:  # otherwise M is infinite, and these stay
+                sign = -1 if group["maximize"] else 1
+                blocks += [
+                    Block(p, direction * sign, 1 / float(group["lr"]))
+                    for p, direction in zip(trained, directions, strict=True)
+                ]
         if not blocks:
             self.report = None
             return
-        subproblem = Subproblem(psi_closure, blocks, trained)
-        self.report = self.inner.solve(subproblem)
+        subproblem = Subproblem(psi_closure, blocks, params)
+        with traces_of_modules(params) as traces:
+            report = self.inner.solve(subproblem)
+            if report.fell_back:
+                traces.restore_buffers()
+        self.report = report
         for group in self.param_groups:
             group["psi_evaluations"] += subproblem.evaluations
-            group["fallbacks"] += self.report.fell_back
+            group["fallbacks"] += report.fell_back
 
     def _snapshot(self, params: list[Tensor]) -> Callable[[], None]:
         """A function that puts parameters and averages back."""
@@ -165,12 +167,9 @@ class InexactProxSGD(PolyakMomentum):
 
         return undo
 
-    def _step_without_closure(self) -> None:
-        """Distributed checkpoints ask for the state by a step without closures, with zero gradients and lr = 0."""
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if float(group["lr"]) != 0 or any(bool(gradient_of(p).any()) for p in params):
-                raise TypeError("InexactProxSGD.step needs closures for f and for ψ, got None")
+    def _step_without_closures(self) -> None:
+        if not asks_for_state(self):
+            raise TypeError("InexactProxSGD.step needs closures for f and for ψ, got None")
         for group in self.param_groups:
             self._directions(group, [p for p in group["params"] if p.grad is not None])
 
@@ -178,5 +177,3 @@ class InexactProxSGD(PolyakMomentum):
         super()._check_options(group)
         if group["penalty"] is not None:
             raise ValueError(f"penalty must be None: ψ comes from psi_closure; got {group['penalty']!r}")
-        if float(group["lr"]) > 0:
-            self.inner.check(1 / float(group["lr"]))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from proxmo import checks
 from proxmo.optim.evaluation import Closure, evaluate
+from proxmo.penalties.base import widen
 from proxmo.secants import square
 
 
@@ -26,25 +27,42 @@ class InnerReport(NamedTuple):
     met: bool
     """Whether it is."""
     fell_back: bool
-    """Whether Ω had become larger, so that the parameters are back at x_k."""
+    """Whether Ω had become larger (by more than rounding), so that the parameters are back at x_k."""
 
 
-class Block(NamedTuple):
-    """A parameter, where it was, the direction for it, and its M."""
+class Block:
+    """A parameter in the subproblem: where it was, where it is, the direction for it, and its M."""
 
-    param: Tensor
-    start: Tensor
-    direction: Tensor
-    M: float
+    def __init__(self, param: Tensor, direction: Tensor, M: float) -> None:
+        self.param, self.direction, self.M = param, widen(direction), M
+        # many small steps: in half precision each would be lost to rounding, so they are made on a wider copy
+        self.point = widen(param.detach())
+        self.start = self.point.clone()
+
+    def way(self) -> Tensor:
+        """x − x_k."""
+        return self.point - self.start
+
+    def move_to(self, point: Tensor) -> None:
+        """Set x."""
+        self.point.copy_(point)
+        self.param.copy_(self.point)
 
 
 class Look(NamedTuple):
-    """Ω at one point: its gradient and squared norm, M²/16 times the squared way from x_k, and Ω − Ω's constant."""
+    """The subproblem at one point: ∇Ω, ‖∇Ω‖², (M²/16)·‖x − x_k‖², ψ, and Ω − ψ − <m, x_k>."""
 
     gradients: list[Tensor]
     gradient_norm: float
     moved: float
-    value: float | None
+    psi: float | None
+    rest: float
+
+    def is_worse_than(self, other: Look, rounding: float) -> bool:
+        """Whether Ω is larger here, by more than values of ψ are rounded; ``False`` if these are not known."""
+        if self.psi is None or other.psi is None:
+            return False
+        return self.psi - other.psi + self.rest - other.rest > rounding * (abs(self.psi) + abs(other.psi))
 
 
 class Subproblem:
@@ -53,48 +71,45 @@ class Subproblem:
     Args:
         psi_closure: evaluates ψ.
         blocks: the parameters that may move.
-        trained: all parameters that ψ may give a gradient.
+        params: all parameters of the optimizer.
     """
 
-    def __init__(self, psi_closure: Closure, blocks: list[Block], trained: list[Tensor]) -> None:
+    def __init__(self, psi_closure: Closure, blocks: list[Block], params: list[Tensor]) -> None:
         self.evaluations = 0
-        self._closure, self._blocks, self._trained = psi_closure, blocks, trained
+        self.rounding = 8 * max(torch.finfo(b.point.dtype).eps for b in blocks)
+        self._closure, self._blocks, self._params = psi_closure, blocks, params
 
     def look(self) -> Look:
         """Evaluate ψ at the present point."""
-        psi = evaluate("psi_closure", self._closure, self._trained)
+        returned = evaluate("psi_closure", self._closure, self._params)
         self.evaluations += 1
-        ways = [b.param.detach() - b.start for b in self._blocks]
-        gradients = [torch.add(b.direction, way, alpha=b.M) for b, way in zip(self._blocks, ways, strict=True)]
-        for block, gradient in zip(self._blocks, gradients, strict=True):
-            if block.param.grad is not None:
-                gradient.add_(block.param.grad)
+        psi = None if returned is None else float(torch.as_tensor(returned).detach())
+        gradients: list[Tensor] = []
+        moved = rest = 0.0
+        for block in self._blocks:
+            way = block.way()
+            gradient = torch.add(block.direction, way, alpha=block.M)
+            gradients.append(gradient if block.param.grad is None else gradient.add_(block.param.grad))
+            length = square([way])
+            moved += block.M**2 / 16 * length
+            rest += float((block.direction.double() * way.double()).sum()) + block.M / 2 * length
         norm = square(gradients)
-        value = None if psi is None else float(torch.as_tensor(psi).detach()) + self._linear_and_quadratic(ways)
-        if not math.isfinite(norm) or (value is not None and not math.isfinite(value)):
+        if not (math.isfinite(norm) and math.isfinite(psi or 0.0)):
             raise FloatingPointError(
                 f"psi_closure gave a value or gradient that is not finite in its call {self.evaluations} of this step; "
                 "parameters and state are as they were"
             )
-        moved = math.fsum(b.M**2 / 16 * square([way]) for b, way in zip(self._blocks, ways, strict=True))
-        return Look(gradients, norm, moved, value)
+        return Look(gradients, norm, moved, psi, rest)
 
     def descend(self, gradients: list[Tensor], lr: float) -> None:
-        """x ← x − lr·gradient."""
+        """x ← x − lr·gradient; 1/M in place of a longer lr, since (M/2)·‖x − x_k‖² alone has its minimum there."""
         for block, gradient in zip(self._blocks, gradients, strict=True):
-            block.param.sub_(gradient, alpha=lr)
+            block.move_to(block.point.sub(gradient, alpha=min(lr, 1 / block.M)))
 
     def return_to_start(self) -> None:
         """x ← x_k."""
         for block in self._blocks:
-            block.param.copy_(block.start)
-
-    def _linear_and_quadratic(self, ways: list[Tensor]) -> float:
-        """<m, x − x_k> + (M/2)·‖x − x_k‖²."""
-        return math.fsum(
-            float((b.direction.double() * way.double()).sum()) + b.M / 2 * square([way])
-            for b, way in zip(self._blocks, ways, strict=True)
-        )
+            block.move_to(block.start)
 
 
 @dataclass(frozen=True)
@@ -106,7 +121,8 @@ class InnerSGD:
 
     Args:
         steps: how many, ≥ 1.
-        lr: the inner step size; below 2/(M + L_ψ), with M = 1/lr of the optimizer, or it diverges.
+        lr: the inner step size, below 2/(M + L_ψ) with M = 1/lr of the optimizer, or it diverges; where it is longer
+            than lr of the optimizer, as under a scheduler, that one is taken.
         S: the squared error that theory allows in each step, ``theory.inexactness_budget(target)``; ``None`` for a
             fixed budget.
 
@@ -119,19 +135,10 @@ class InnerSGD:
     S: float | None = None
 
     def __post_init__(self) -> None:
-        if checks.count("steps", self.steps) == 0:
-            raise ValueError("steps must be an integer >= 1, got 0")
+        checks.count("steps", self.steps, least=1)
         checks.more_than(0, "lr", self.lr)
         if self.S is not None:
             checks.nonnegative("S", self.S)
-
-    def check(self, M: float) -> None:
-        """Raise if it would diverge on (M/2)·‖x − x_k‖² alone."""
-        if self.lr * M >= 2:
-            raise ValueError(
-                f"lr of the inner SGD must be less than 2·lr of the optimizer = {2 / M:g}, or it diverges; "
-                f"got {self.lr!r}"
-            )
 
     def solve(self, subproblem: Subproblem) -> InnerReport:
         """Move the parameters from x_k towards the solution, and say how far that went."""
@@ -142,7 +149,7 @@ class InnerSGD:
             subproblem.descend(now.gradients, self.lr)
             taken += 1
             now = subproblem.look()
-        fell_back = first.value is not None and now.value is not None and now.value > first.value
+        fell_back = now.is_worse_than(first, subproblem.rounding)
         if fell_back:
             subproblem.return_to_start()
             now = first

@@ -20,6 +20,8 @@ class PolyakMomentum(ProxOptimizer):
     The options ``momentum`` and ``initial`` of a parameter group belong to it; `ProxSGD` explains them.
     """
 
+    state_keys = frozenset({"momentum_buffer"})
+
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         super().__init__(params, defaults)
         self._unstarted: set[Tensor] = set()

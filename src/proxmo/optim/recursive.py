@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proxmo import checks
 from proxmo.optim.base import Group, use_foreach
-from proxmo.optim.closure import ClosureOptimizer, gradient_of
+from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of
 from proxmo.optim.evaluation import Closure, Sample
 
 Update: TypeAlias = Callable[[Group, list[Tensor], list[Tensor]], object]
@@ -26,19 +26,23 @@ class RecursiveOptimizer(ClosureOptimizer):
     """The base of the two-point methods: keeps the estimate v and the point before, and moves along v.
 
     A step is made of `_sample` and `_look_back`, which evaluate closures and change nothing that lasts, so that any of
-    them may raise, and then `_advance`, which writes the state and moves.
+    them may raise, and then `_advance`, which writes the state and moves. A parameter that had no gradient in the step
+    before starts its estimate anew. Estimates have the dtype of the parameters; in bfloat16 the differences of
+    gradients are mostly rounding.
     """
+
+    state_keys = frozenset({"step", "estimate", "previous"})
 
     def _sample(self, closure: Closure) -> Sample:
         """The closure evaluated at x_k, with options and gradients that are fit for a step."""
         self._check_groups()
-        sample = Sample("closure", closure, self._trained())
+        sample = Sample("closure", closure, all_params(self))
         self._check_step()
         return sample
 
     def _look_back(self, sample: Sample) -> dict[Tensor, Tensor]:
         """∇f(x_{k−1}; ξ) for the parameters that have an estimate."""
-        params = self._trained()
+        params = all_params(self)
         started = [p in self.state and bool(self.state[p]["step"] > 0) for p in params]
         if not any(started):
             return {}

@@ -23,7 +23,7 @@ class ProxSpiderBoost(RecursiveOptimizer):
 
     For n samples theory has lr = 1/(2L), and period and small batch √n (Wang, Ji, Zhou, Liang and Tarokh, 2019;
     `theory.spiderboost_plan`). ``param_groups[0]["steps"]`` counts the steps and is saved, so that a run resumed within
-    a period goes on in it.
+    a period goes on in it. A parameter that gets its first gradient within a period starts from the small batch.
 
     Args:
         params: parameters, named parameters or parameter groups.
@@ -100,5 +100,4 @@ class ProxSpiderBoost(RecursiveOptimizer):
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
-        if checks.count("period", group["period"]) == 0:
-            raise ValueError("period must be an integer >= 1, got 0")
+        checks.count("period", group["period"], least=1)

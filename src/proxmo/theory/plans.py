@@ -90,9 +90,7 @@ def initial_potential(
     variance = checks.nonnegative("noise_variance", noise_variance)
     gap = checks.nonnegative("initial_gap", initial_gap)
     if initial == "gradient":
-        if checks.count("batch", batch) == 0:
-            raise ValueError("batch must be an integer >= 1, got 0")
-        return gap + alpha / big_l * variance / batch
+        return gap + alpha / big_l * variance / checks.count("batch", batch, least=1)
     if initial == "zero":
         if penalty is not None:
             raise ValueError(
@@ -338,6 +336,4 @@ class IncreasingSchedule:
 
 def steps(horizon: int) -> int:
     """``horizon`` if it is an integer ≥ 1, else an error."""
-    if checks.count("horizon", horizon) < 1:
-        raise ValueError(f"horizon must be an integer >= 1, got {horizon!r}")
-    return int(horizon)
+    return checks.count("horizon", horizon, least=1)

@@ -91,8 +91,7 @@ def quadratic_moments(
     xx = checks.nonnegative("start", start)
     if initial not in get_args(Initial):
         raise ValueError(f"initial must be one of {get_args(Initial)}, got {initial!r}")
-    if checks.count("batch", batch) == 0:
-        raise ValueError("batch must be an integer >= 1, got 0")
+    checks.count("batch", batch, least=1)
     if initial == "gradient":
         xm, mm = big_l * xx, big_l**2 * xx + variance / batch
     else:

@@ -50,8 +50,7 @@ def spiderboost_plan(
     L = checks.more_than(0, "smoothness", smoothness)
     gap = checks.nonnegative("initial_gap", initial_gap)
     variance = checks.nonnegative("noise_variance", noise_variance)
-    if checks.count("large_batch", large_batch) == 0:
-        raise ValueError("large_batch must be an integer >= 1, got 0")
+    checks.count("large_batch", large_batch, least=1)
     root = math.isqrt(large_batch - 1) + 1
     bound = 40 * L * gap / steps(horizon) + 12 * variance / large_batch
     return SpiderBoostPlan(1 / (2 * L), root, root, large_batch, bound)
@@ -93,9 +92,7 @@ def hybrid_plan(
     variance = checks.nonnegative("noise_variance", noise_variance)
     gap = checks.nonnegative("initial_gap", initial_gap)
     K = steps(horizon)
-    b = _cube_root(K) if initial_batch is None else checks.count("initial_batch", initial_batch)
-    if b == 0:
-        raise ValueError("initial_batch must be an integer >= 1, got 0")
+    b = _cube_root(K) if initial_batch is None else checks.count("initial_batch", initial_batch, least=1)
     weight = 1 / math.sqrt(b * K)
     averaging = min(1.0, math.sqrt(2 * weight))
     bound = 40 * L * gap / (averaging * K) + 24 * variance * weight
