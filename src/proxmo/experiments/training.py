@@ -1,0 +1,195 @@
+"""Training runs that can be stopped at any moment and go on to the same result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from proxmo.experiments.images import Images, plain_batches
+from proxmo.experiments.networks import ResNet18
+from proxmo.experiments.store import Store
+
+EVALUATION_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What determines a training run, but for the data and the method."""
+
+    lr: float
+    momentum: float
+    batch: int
+    epochs: int
+    width: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What was measured at the end of an epoch."""
+
+    train_loss: float
+    """Mean of f over the mini-batches of the epoch."""
+    test_loss: float
+    test_accuracy: float
+    penalty: float
+    """ψ, if its value is known."""
+    zero_weights: float
+    """The share of the penalised weights that are zero."""
+    zero_channels: float
+    """The share of their output channels that are zero."""
+
+    @property
+    def objective(self) -> float:
+        """F = f + ψ."""
+        return self.train_loss + self.penalty
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run."""
+
+    setting: Setting
+    epochs: list[Epoch]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Record:
+        return cls(Setting(**data["setting"]), [Epoch(**epoch) for epoch in data["epochs"]], data["seconds"])
+
+    @property
+    def last(self) -> Epoch:
+        return self.epochs[-1]
+
+
+class Trainer(ABC):
+    """A network and its optimizer, trained epoch by epoch; a subclass says how.
+
+    Args:
+        setting: what determines the run.
+        images: the data.
+        device: where to train.
+    """
+
+    experiment: str
+
+    def __init__(self, setting: Setting, images: Images, device: str) -> None:
+        self.setting, self.images, self.device = setting, images, device
+        with torch.random.fork_rng():
+            torch.manual_seed(setting.seed)
+            network = ResNet18(setting.width, images.channels, images.classes)
+        self.network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = MixedPrecision(self.network, device)
+
+    @abstractmethod
+    def train_epoch(self) -> float:
+        """Train for one epoch, and return the mean training loss."""
+
+    @abstractmethod
+    def measures(self) -> dict[str, float]:
+        """``penalty``, ``zero_weights`` and ``zero_channels`` of an `Epoch`."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """All that changes, as plain data and tensors."""
+
+    @abstractmethod
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go back to a state."""
+
+    @torch.no_grad()
+    def test(self) -> tuple[float, float]:
+        """Loss and accuracy on the test images."""
+        self.network.eval()
+        loss, right, count = 0.0, 0, 0
+        for inputs, labels in plain_batches(self.images, self.images.test, EVALUATION_BATCH, self.device):
+            scores = self.model(inputs)
+            loss += float(functional.cross_entropy(scores, labels)) * len(labels)
+            right += int((scores.argmax(1) == labels).sum())
+            count += len(labels)
+        self.network.train()
+        return loss / count, right / count
+
+
+class MixedPrecision(nn.Module):
+    """A network in bfloat16 where the hardware computes in it, which elsewhere would be slower; scores in float32."""
+
+    def __init__(self, network: nn.Module, device: str) -> None:
+        super().__init__()
+        self.network = network
+        self._kind, self._half = device.split(":")[0], has_fast_bfloat16(device)
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.autocast(self._kind, torch.bfloat16, enabled=self._half):
+            scores: Tensor = self.network(images)
+        return scores.float()
+
+
+def has_fast_bfloat16(device: str) -> bool:
+    """Whether bfloat16 is computed in hardware there."""
+    if device.startswith("cuda"):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def run_name(experiment: str, setting: Setting) -> str:
+    """A name for the files of a run: readable, and distinct for every setting.
+
+    >>> run_name("regularized", Setting(lr=0.1, momentum=0.9, batch=256, epochs=10, width=8, seed=0))
+    'regularized-batch256-lr0.1-momentum0.9-seed0-129cf5'
+    """
+    digest = hashlib.sha256(json.dumps(asdict(setting), sort_keys=True).encode()).hexdigest()[:6]
+    s = setting
+    return f"{experiment}-batch{s.batch}-lr{s.lr:g}-momentum{s.momentum:g}-seed{s.seed}-{digest}"
+
+
+def train(
+    make: Callable[[], Trainer], experiment: str, setting: Setting, store: Store, advance: Callable[[int], None]
+) -> Record:
+    """The record of a run: from the store if it is finished, otherwise trained on from its last checkpoint.
+
+    Args:
+        make: makes the trainer at its start.
+        experiment: the first part of the name of the run.
+        setting: of the run.
+        store: where records and checkpoints are.
+        advance: told how many epochs are done since the last call.
+    """
+    name = run_name(experiment, setting)
+    known = store.record(name)
+    if known is not None:
+        advance(setting.epochs)
+        return Record.from_json(known)
+    trainer = make()
+    epochs: list[Epoch] = []
+    seconds = 0.0
+    checkpoint = store.load(name)
+    if checkpoint is not None:
+        trainer.set_state(checkpoint["trainer"])
+        epochs = [Epoch(**epoch) for epoch in checkpoint["epochs"]]
+        seconds = checkpoint["seconds"]
+        advance(len(epochs))
+    while len(epochs) < setting.epochs:
+        begun = time.perf_counter()
+        train_loss = trainer.train_epoch()
+        test_loss, accuracy = trainer.test()
+        epochs.append(Epoch(train_loss, test_loss, accuracy, **trainer.measures()))
+        seconds += time.perf_counter() - begun
+        state = {"trainer": trainer.state(), "epochs": [asdict(epoch) for epoch in epochs], "seconds": seconds}
+        store.save(name, state)
+        advance(1)
+    record = Record(setting, epochs, seconds)
+    store.finish(name, record.to_json())
+    return record
