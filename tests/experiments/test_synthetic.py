@@ -1,0 +1,119 @@
+"""The quadratic: cells where theory puts them, hits counted from the curves, and the methods that the paper has not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from proxmo import theory
+from proxmo.experiments import synthetic
+
+
+@pytest.fixture(scope="module")
+def results() -> synthetic.Results:
+    return synthetic.run(seeds=40, iterations=1000)
+
+
+def test_every_cell_is_there(results: synthetic.Results) -> None:
+    assert len(results.cells) == len(results.curves) == 3 * (25 + 15) + 3 + 3
+    assert {cell.sigma for cell in results.cells} == {5.0, 25.0, 125.0}
+    assert all(curve.mean.shape == curve.one_run.shape == (1000,) for curve in results.curves)
+
+
+def test_cells_are_where_theory_puts_them(results: synthetic.Results) -> None:
+    """Cells that have forgotten their start by the last tenth have the closed-form mean, up to Monte Carlo error."""
+    settled = [c for c in results.cells if c.gamma is not None and c.gamma >= 0.01]
+    assert len(settled) == 3 * (10 + 15) + 3
+    for cell in settled:
+        assert cell.M is not None
+        assert cell.gamma is not None
+        assert cell.closed_form == theory.quadratic_floor(
+            1.0, 1e4, cell.sigma**2 / cell.batch, M=cell.M, gamma=cell.gamma
+        )
+        assert cell.stationary == pytest.approx(cell.closed_form, rel=0.25)
+
+
+def test_momentum_wins_and_vanilla_stalls(results: synthetic.Results) -> None:
+    for sigma in synthetic.SIGMAS:
+        momentum, vanilla = (results.cells[results.best(m, sigma)] for m in ("momentum", "vanilla"))
+        assert momentum.stationary < vanilla.stationary / 10
+        assert vanilla.stationary > sigma**2 / 4
+        assert vanilla.median_samples is None
+    quiet = results.cells[results.find("momentum", 5.0, M=10.0, gamma=0.01)]
+    assert quiet.hit_share > 0.5
+    assert quiet.median_samples is not None
+
+
+def test_hits_are_counted_from_the_curves(results: synthetic.Results) -> None:
+    """With one seed the curve is the run, so the first crossing can be read off it."""
+    single = synthetic.run(seeds=1, iterations=1000)
+    crossed = 0
+    for cell, curve in zip(single.cells, single.curves, strict=True):
+        np.testing.assert_array_equal(curve.one_run, curve.mean)
+        below = np.flatnonzero(curve.one_run <= synthetic.TOLERANCE)
+        assert cell.hit_share == float(below.size > 0)
+        assert cell.median_samples == ((below[0] + 1) * cell.batch if below.size else None)
+        crossed += below.size > 0
+    assert 0 < crossed < len(single.cells)
+
+
+def test_runs_repeat_exactly() -> None:
+    assert synthetic.run(seeds=2, iterations=20).to_json() == synthetic.run(seeds=2, iterations=20).to_json()
+
+
+def test_the_shifted_quadratic() -> None:
+    """∇f does not vanish at its solution, and the error is that of its own gradient."""
+    problem = synthetic.SHIFTED
+    solution = torch.full((1, 5), problem.shift / (1 + problem.curvature), dtype=torch.float64)
+    assert problem.error(solution).item() < 1e-20
+    start = torch.full((1, 5), synthetic.START, dtype=torch.float64)
+    gradient = (1 + problem.curvature) * synthetic.START - problem.shift
+    assert problem.error(start).item() == pytest.approx(5 * gradient**2)
+    assert problem.initial_gap == pytest.approx(5 * gradient**2 / (2 * (1 + problem.curvature)))
+    results = synthetic.run(seeds=40, iterations=2000, problem=problem)
+    for cell in results.cells:
+        if cell.M is not None and cell.gamma is not None and cell.gamma >= 0.01 and cell.M <= 100:
+            assert cell.stationary == pytest.approx(cell.closed_form, rel=0.25)
+
+
+def test_the_plan_is_that_of_its_noise_level(results: synthetic.Results) -> None:
+    for sigma in synthetic.SIGMAS:
+        cell = results.cells[results.find("plan", sigma)]
+        gap = synthetic.PAPER.initial_gap
+        plan = theory.plan(smoothness=1.0, noise_variance=sigma**2, initial_gap=gap, horizon=1000)
+        assert (cell.M, cell.gamma) == (plan.M, plan.gamma)
+        assert cell.stationary <= plan.guarantee
+
+
+def test_decreasing_weights_average_all_gradients() -> None:
+    """γ_k = 1/(k + 2) makes m_k the mean of the first k + 1 gradients, so the error falls as σ²/K while x stays."""
+    results = synthetic.run(seeds=200, iterations=400)
+    for sigma in synthetic.SIGMAS:
+        curve = results.curves[results.find("decreasing", sigma)]
+        assert curve.mean[-1] == pytest.approx(sigma**2 / 400, rel=0.25)
+
+
+def test_auto_counts_its_second_evaluations() -> None:
+    results = synthetic.run_auto(seeds=2, iterations=300)
+    assert [cell.method for cell in results.cells] == ["auto"] * 3
+    for cell, curve in zip(results.cells, results.curves, strict=True):
+        assert cell.M is cell.gamma is cell.closed_form is None
+        assert len(curve.mean) == 300
+        assert (curve.mean[:16] == curve.mean[0]).all()  # 8 samples at two points each, and no step yet
+        assert curve.mean[-1] < cell.sigma**2 / 4
+
+
+def test_records_hold_what_a_report_needs(results: synthetic.Results) -> None:
+    again = synthetic.Results.from_record(results.to_record())
+    assert again.cells == results.cells
+    assert again.problem == results.problem
+    for thin, full in zip(again.curves, results.curves, strict=True):
+        assert 50 < len(thin.iterations) <= synthetic.CURVE_POINTS
+        assert thin.iterations[0] == 1
+        assert thin.iterations[-1] == 1000
+        np.testing.assert_array_equal(thin.mean, full.mean[thin.iterations - 1])
+    joined = results.joined(synthetic.run_auto(seeds=1, iterations=20))
+    assert math.isfinite(joined.cells[joined.best("auto", 5.0)].stationary)
