@@ -98,6 +98,11 @@ def test_proxy_training_uses_both_losses() -> None:
     assert last < first
 
 
+def test_networks_that_torch_cannot_train_are_refused() -> None:
+    with pytest.raises(ValueError, match="width must be an integer >= 8, got 4"):
+        RegularizedTrainer(replace(SETTING, width=4), few_images(), "cpu")
+
+
 def test_names_tell_settings_apart() -> None:
     settings = [
         SETTING,

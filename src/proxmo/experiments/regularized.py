@@ -20,7 +20,7 @@ class RegularizedTrainer(Trainer):
     """`ProxSGD`: weights of convolutions and of the head have one group per output channel, the rest has no penalty.
 
     >>> from proxmo.experiments import data
-    >>> setting = Setting(lr=0.1, momentum=0.9, batch=256, epochs=2, width=4, seed=0)
+    >>> setting = Setting(lr=0.1, momentum=0.9, batch=256, epochs=2, width=8, seed=0)
     >>> trainer = RegularizedTrainer(setting, data.load("digits"), "cpu")
     >>> 0 < trainer.train_epoch() < 10
     True

@@ -86,6 +86,8 @@ class Trainer(ABC):
     experiment: str
 
     def __init__(self, setting: Setting, images: Images, device: str) -> None:
+        if setting.width < 8:  # with channels last, torch 2.13's CPU convolutions of fewer channels corrupt memory
+            raise ValueError(f"width must be an integer >= 8, got {setting.width}")
         self.setting, self.images, self.device = setting, images, device
         with torch.random.fork_rng():
             torch.manual_seed(setting.seed)
