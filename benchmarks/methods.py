@@ -163,23 +163,31 @@ def draw(results: list[Result], passes: int, seeds: int) -> Figure:
     return figure
 
 
-def tabulate(results: list[Result]) -> Table:
-    """The errors at the end, and as multiples of momentum's."""
-    table = Table("problem", "method", "setting", "‖G‖² at the end", "10% to 90%", "times momentum's", "after a fifth")
-    of_momentum = {r.problem: r for r in results if r.method == "momentum"}
-    for result in results:
-        momentum = of_momentum[result.problem]
-        early = POINTS // 5
-        table.add_row(
+COLUMNS = ("problem", "method", "setting", "‖G‖² at the end", "10% to 90%", "times momentum's", "after a fifth")
+
+
+def rows(results: list[Result]) -> list[tuple[str, ...]]:
+    """The errors at the end, and as multiples of momentum's: at the end, and after a fifth of the budget."""
+    of_momentum = {result.problem: result for result in results if result.method == "momentum"}
+    early = POINTS // 5
+    return [
+        (
             result.problem,
             result.method,
             describe(result),
             f"{result.median[-1]:.2e}",
             f"{result.low[-1]:.1e} to {result.high[-1]:.1e}",
-            f"{result.median[-1] / momentum.median[-1]:.2f}",
-            f"{result.median[early] / momentum.median[early]:.2f}",
+            f"{result.median[-1] / of_momentum[result.problem].median[-1]:.2g}",
+            f"{result.median[early] / of_momentum[result.problem].median[early]:.2g}",
         )
-    return table
+        for result in results
+    ]
+
+
+def markdown(results: list[Result]) -> str:
+    """The table for a page."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows(results)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def describe(result: Result) -> str:
@@ -229,7 +237,12 @@ def main(arguments: list[str] | None = None) -> None:
         path.write_text(json.dumps([_finite(asdict(result)) for result in results], indent=1), encoding="utf-8")
     with written_whole(options.out / "methods.png") as path:
         draw(results, options.passes, options.seeds).savefig(path, dpi=130)
-    Console(width=150).print(tabulate(results), f"figure and numbers: {options.out}", soft_wrap=True)
+    with written_whole(options.out / "methods.md") as path:
+        path.write_text(markdown(results), encoding="utf-8")
+    table = Table(*COLUMNS)
+    for row in rows(results):
+        table.add_row(*row)
+    Console(width=150).print(table, f"figure, table and numbers: {options.out}", soft_wrap=True)
 
 
 if __name__ == "__main__":

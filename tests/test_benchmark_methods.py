@@ -155,4 +155,8 @@ def test_the_command_writes_a_figure_a_table_and_numbers(
             assert result["median"][-1] < result["median"][0]
         assert result["gradients"][-1] == 160
     assert (tmp_path / "deep" / "er" / "methods.png").stat().st_size > 10_000
+    table = (tmp_path / "deep" / "er" / "methods.md").read_text().splitlines()
+    assert len(table) == 2 + 6
+    assert table[3].split("|")[2].strip() == "momentum"
+    assert table[3].split("|")[6].strip() == "1"
     assert "momentum" in capsys.readouterr().out
