@@ -36,7 +36,7 @@ def run(*arguments: str) -> tuple[int, str]:
     done = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "100"})
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return done.exit_code, " ".join(done.output.split())
+    return done.exit_code, " ".join((done.output + done.stderr).split())
 
 
 @pytest.mark.usefixtures("tiny")
@@ -48,8 +48,8 @@ def test_reproduce_all(tmp_path: Path) -> None:
     assert "A noisy quadratic (section 8.1)" in said
     assert said.endswith(f"report: {out}/report.html")
     numbers = json.loads((out / "results.json").read_text())
-    assert set(numbers) == {"synthetic", "regularized", "proxy", "claims", "command", "versions"}
-    assert numbers["command"] == "proxmo reproduce all --preset quick --data digits --seeds 2"
+    assert set(numbers) == {"synthetic", "regularized", "proxy", "claims", "settings"}
+    assert numbers["settings"]["proxy"]["command"] == "proxmo reproduce proxy --preset quick --data digits --seeds 2"
     cells = numbers["synthetic"]["cells"]
     assert {cell["method"] for cell in cells} == {"momentum", "vanilla", "plan", "decreasing", "auto"}
     assert set(cells[0]) == {
@@ -62,18 +62,19 @@ def test_reproduce_all(tmp_path: Path) -> None:
     assert len(numbers["proxy"]["runs"]) == 4
     assert {claim["agrees"] for claims in numbers["claims"].values() for claim in claims} == {True, False}
 
-    page = (out / "report.html").read_text()
-    code, said = run("reproduce", "synthetic", "--seeds", "1", "--out", str(out), "--quiet")
-    assert code == 0
-    again = json.loads((out / "results.json").read_text())
-    assert again["synthetic"]["seeds"] == 1
-    assert again["regularized"] == numbers["regularized"]  # the others are still told of
-    assert (out / "report.html").read_text() != page
-
     code, said = run("reproduce", "proxy", "--seeds", "3", "--resume", "--out", str(out))
     assert code == 1
-    assert "was begun with other settings: seeds was 2, now 3" in said
-    assert json.loads((out / "results.json").read_text()) == again
+    assert "was begun with other settings: command was" in said
+    assert "seeds was 2, now 3" in said
+    code, said = run("reproduce", "--seeds", "2", "--out", str(out))
+    assert code == 1
+    assert "has results of synthetic already: go on with --resume, or take another --out" in said
+    assert json.loads((out / "results.json").read_text()) == numbers
+    (out / "report.html").unlink()
+    assert run("reproduce", "proxy", "--seeds", "2", "--resume", "--out", str(out))[0] == 0
+    again = json.loads((out / "results.json").read_text())
+    assert again["synthetic"] == numbers["synthetic"]  # all that is in the folder is told of
+    assert "A noisy quadratic" in (out / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("tiny")
@@ -99,6 +100,12 @@ def test_reproduce_says_what_is_missing_before_it_starts(tmp_path: Path) -> None
     code, said = run("reproduce", "--device", "abacus", "--out", str(tmp_path / "out"))
     assert code == 2
     assert "'abacus' cannot be used here" in said
+    code, said = run("reproduce", "proxy", "--preset", "paper", "--out", str(tmp_path / "out"))
+    assert code == 1
+    assert "takes 2560 images as proxy, which must be at most half of the training images; digits has 1437" in said
+    code, said = run("reproduce", "--resume", "--out", str(tmp_path / "mistyped"))
+    assert code == 1
+    assert "there is nothing to resume in" in said
     code, said = run("reproduce", "--preset", "huge")
     assert code == 2
     assert "'huge' is not one of 'quick', 'paper'" in said

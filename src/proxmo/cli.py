@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import torch
 import typer
@@ -106,11 +106,10 @@ def reproduce(
 
             outcome = run(request, bar)
     except (DataError, StoreError) as error:
-        console.print(f"proxmo: {error}", style="red", highlight=False, soft_wrap=True)
-        raise typer.Exit(code=1) from error
+        _fail(error)
     for section in outcome.sections:
         console.print(claims_table(section.title, section.claims))
-    console.print(f"numbers: {outcome.numbers}\nreport:  {outcome.report}", highlight=False, soft_wrap=True)
+    typer.echo(f"numbers: {outcome.numbers}\nreport:  {outcome.report}")
 
 
 @app.command()
@@ -122,12 +121,10 @@ def data(
     from proxmo.experiments.data import DataError, default_root
     from proxmo.experiments.fetch import fetch_cifar10
 
-    console = Console()
     try:
-        fetch_cifar10(root or default_root(), lambda text: console.print(text, highlight=False, soft_wrap=True))
+        fetch_cifar10(root or default_root(), typer.echo)
     except (DataError, OSError) as error:
-        console.print(f"proxmo: {error}", style="red", highlight=False, soft_wrap=True)
-        raise typer.Exit(code=1) from error
+        _fail(error)
 
 
 @app.command()
@@ -218,10 +215,16 @@ def claims_table(title: str, claims: list[Claim]) -> Table:
     return table
 
 
+def _fail(error: Exception) -> NoReturn:
+    """Say what is wrong, without a traceback, and stop."""
+    typer.secho(f"proxmo: {error}", fg="red", err=True)
+    raise typer.Exit(code=1) from error
+
+
 def _check_device(device: str) -> None:
     """Find out before the work whether the device can be had."""
     try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # of many kinds, one for each way in which a device can be missing
         reason = str(error).splitlines()[0]
         raise typer.BadParameter(f"{device!r} cannot be used here: {reason}", param_hint="--device") from error

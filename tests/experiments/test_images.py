@@ -124,7 +124,9 @@ def cifar_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, byte
 def test_cifar10_is_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / data.CIFAR10_FOLDER
     content = cifar_files(folder, monkeypatch)
-    with pytest.raises(DataError, match=r"data_batch_1.bin is missing. `proxmo data cifar10 --root .*` fetches it"):
+    with pytest.raises(
+        DataError, match=r"data_batch_1.bin cannot be read .* `proxmo data cifar10 --root .*` fetches it"
+    ):
         data.load("cifar10", tmp_path)
     for name, value in content.items():
         (folder / name).write_bytes(value)
@@ -177,13 +179,14 @@ class Server(http.server.BaseHTTPRequestHandler):
 
     content = b""
     breaks_after: int | None = None
+    knows_ranges = True
     ranges: list[str | None] = []  # noqa: RUF012
 
     def do_GET(self) -> None:
         asked = self.headers.get("Range")
         type(self).ranges.append(asked)
-        begin = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
-        self.send_response(206 if asked else 200)
+        begin = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.knows_ranges else 0
+        self.send_response(206 if begin else 200)
         self.send_header("Content-Length", str(len(self.content) - begin))
         self.end_headers()
         self.wfile.write(self.content[begin : self.breaks_after])
@@ -194,7 +197,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[type[Server]]:
-    Server.content, Server.breaks_after, Server.ranges = b"", None, []
+    Server.content, Server.breaks_after, Server.knows_ranges, Server.ranges = b"", None, True, []
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
         thread = threading.Thread(target=running.serve_forever, daemon=True)
         thread.start()
@@ -216,8 +219,12 @@ def archive(content: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def test_fetching_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: type[Server]) -> None:
+@pytest.mark.parametrize("knows_ranges", [True, False])
+def test_fetching_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: type[Server], knows_ranges: bool
+) -> None:
     """From a real server, which breaks off at first: the next attempt goes on from there. Nothing else is unpacked."""
+    server.knows_ranges = knows_ranges
     folder = tmp_path / "root" / data.CIFAR10_FOLDER
     content = cifar_files(folder, monkeypatch)
     server.content = archive(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -37,7 +38,7 @@ def few_images() -> Images:
 
 def begun(folder: Path) -> Store:
     with opened(folder) as store:
-        store.begin("trial", {}, resume=True)
+        store.begin({"trial": {"seeds": 1}}, resume=(folder / "runs").exists())
     return store
 
 
@@ -101,6 +102,32 @@ def test_proxy_training_uses_both_losses() -> None:
 def test_networks_that_torch_cannot_train_are_refused() -> None:
     with pytest.raises(ValueError, match="width must be an integer >= 8, got 4"):
         RegularizedTrainer(replace(SETTING, width=4), few_images(), "cpu")
+
+
+class Diverging(RegularizedTrainer):
+    """Is fine for one epoch."""
+
+    def train_epoch(self) -> float:
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == 2 and self.setting.seed == 0:
+            raise FloatingPointError
+        return math.inf if self.count == 2 else 0.5
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_that_diverges_is_recorded_as_such(seed: int, tmp_path: Path) -> None:
+    setting, done = replace(SETTING, seed=seed), []
+    store = begun(tmp_path)
+    record = train(lambda: Diverging(setting, few_images(), "cpu"), "trial", setting, store, done.append)
+    assert record.diverged
+    assert len(record.epochs) == 1
+    assert sum(done) == 3
+    assert Record.from_json(store.record(run_name("trial", setting))) == record
+
+
+def test_a_proxy_that_is_no_part_is_refused() -> None:
+    with pytest.raises(ValueError, match="proxy_images must be at most half of the 96 images, got 64"):
+        ProxyTrainer(SETTING, few_images(), "cpu", proxy_images=64, proxy_batch=16)
 
 
 def test_names_tell_settings_apart() -> None:
@@ -167,7 +194,7 @@ from experiments.test_runs import SETTING, few_images
 
 if __name__ == "__main__":
     with opened(Path(sys.argv[1])) as store:
-        store.begin("trial", {{}}, resume=True)
+        store.begin({{"trial": {{"seeds": 1}}}}, resume=(store.folder / "runs").exists())
         jobs = [Job("trial", replace(SETTING, epochs=6, seed=seed), RegularizedTrainer) for seed in range(2)]
         run_jobs(jobs, few_images, "cpu", store, lambda _: print("epoch", flush=True))
 """
@@ -190,8 +217,14 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         assert running.stdout is not None
         running.stdout.readline()  # an epoch is done, so there is something to go on from
         time.sleep(chance.uniform(0, 0.5))
+        workers = _children(running.pid)
+        assert workers
         running.kill()
         running.communicate()
+        deadline = time.monotonic() + 20
+        while any(map(_is_alive, workers)):  # they end with it, whatever they are at
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     last = start("killed")
     last.communicate()
     assert last.returncode == 0
@@ -202,7 +235,18 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 
     assert len(epochs("quiet")) == 2
     assert epochs("killed") == epochs("quiet")
-    assert not list((tmp_path / "killed" / "runs").glob("*.pt"))
+    assert all(name.endswith(".json") for name in os.listdir(tmp_path / "killed" / "runs"))
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 # The store itself.
@@ -215,34 +259,66 @@ def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_other_settings_are_not_mixed_and_unfinished_runs_not_discarded(tmp_path: Path) -> None:
+def test_settings_are_not_mixed_and_nothing_is_discarded(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        store.begin("one", {"seeds": 3, "data": "digits"}, resume=False)
+        with pytest.raises(StoreError, match="there is nothing to resume in"):
+            store.begin({"one": {"seeds": 3}}, resume=True)
+        store.begin({"one": {"seeds": 3, "data": "digits"}}, resume=False)
         store.finish("one-a", 1)
         store.save("one-b", {"epoch": torch.ones(1)})
         with pytest.raises(StoreError, match=r"one in .* was begun with other settings: seeds was 3, now 4"):
-            store.begin("one", {"seeds": 4, "data": "digits"}, resume=True)
-        with pytest.raises(
-            StoreError, match="has an unfinished run, one-b: go on with --resume, or take another --out"
-        ):
-            store.begin("one", {"seeds": 4}, resume=False)
-        store.begin("two", {"seeds": 4}, resume=False)  # another experiment is none of its business
-        store.begin("one", {"seeds": 3, "data": "digits"}, resume=True)
+            store.begin({"two": {}, "one": {"seeds": 4, "data": "digits"}}, resume=True)
+        with pytest.raises(StoreError, match="has results of one already: go on with --resume, or take another --out"):
+            store.begin({"two": {"seeds": 4}, "one": {"seeds": 3, "data": "digits"}}, resume=False)
+        assert store.settings("two") == {}  # refused as a whole
+        store.begin({"two": {"seeds": 4}}, resume=False)  # another experiment in the same folder
         assert store.record("one-a") == 1
-        store.finish("one-b", 2)
-        store.begin("one", {"seeds": 5}, resume=False)
-        assert store.record("one-a") is None
+        assert store.load("one-b") is not None
+        (tmp_path / "runs" / "one-settings.json").unlink()
+        with pytest.raises(StoreError, match="has runs of one without their settings"):
+            store.begin({"one": {"seeds": 5}}, resume=True)
+
+
+def test_leftovers_of_a_kill_are_tidied_up(tmp_path: Path) -> None:
+    """Half-written files, and the checkpoint of a run that was finished a moment before."""
+    store = begun(tmp_path)
+    store.finish("trial-a", 1)
+    store.save("trial-a", {"epoch": 1})
+    store.save("trial-b", {"epoch": 1})
+    (tmp_path / "runs" / ".trial-b-x1y2.pt").write_bytes(b"half")
+    begun(tmp_path)
+    assert sorted(os.listdir(tmp_path / "runs")) == ["trial-a.json", "trial-b.pt", "trial-settings.json"]
+
+
+class _Renamed(Store):
+    """Has a checkpoint of something else for every run."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.folder)
+
+    def load(self, name: str) -> dict[str, Any] | None:
+        return super().load("trial-a")
+
+    def damaged(self, name: str, why: str) -> StoreError:
+        return super().damaged("trial-a", why)
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     store = begun(tmp_path)
     store.save("trial-a", {"epoch": 1})
     path = tmp_path / "runs" / "trial-a.pt"
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(
-        StoreError, match=r"the checkpoint .*trial-a.pt is damaged .*; delete it to start that run anew"
-    ):
-        store.load("trial-a")
+    with pytest.raises(StoreError, match=r"the checkpoint .*trial-a.pt is damaged \(it does not fit"):
+        train(lambda: RegularizedTrainer(SETTING, few_images(), "cpu"), "trial", SETTING, _Renamed(store), print)
+    tensor = torch.arange(100.0).numpy().tobytes()
+    store.save("trial-a", {"x": torch.arange(100.0)})
+    whole = path.read_bytes()
+    assert tensor in whole
+    for content in (whole[:50], whole.replace(tensor, b"\xff" + tensor[1:])):  # cut short, and one byte changed
+        path.write_bytes(content)
+        with pytest.raises(
+            StoreError, match=r"the checkpoint .*trial-a.pt is damaged .*; delete it to do its run anew"
+        ):
+            store.load("trial-a")
     (tmp_path / "runs" / "trial-b.json").write_text('{"epochs": ')
     with pytest.raises(StoreError, match=r"trial-b.json is damaged .*; delete it"):
         store.record("trial-b")
@@ -268,7 +344,7 @@ from pathlib import Path
 from proxmo.experiments.store import StoreError, opened
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with opened(Path(sys.argv[1])) as store:
-    store.begin("trial", {}, resume=True)
+    store.begin({"trial": {"seeds": 1}}, resume=False)
     store.save("trial-a", {"x": torch.ones(10)})
     store.finish("trial-b", [1])
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))

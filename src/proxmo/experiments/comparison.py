@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxmo.experiments.images import Images
 from proxmo.experiments.pool import Job, run_jobs
@@ -18,6 +19,21 @@ from proxmo.experiments.store import Store
 from proxmo.experiments.training import Record, Setting, Trainer
 
 PAPER_RATE = 0.1
+
+
+class Summary(NamedTuple):
+    """Mean and, of more than one seed, standard deviation."""
+
+    mean: float
+    deviation: float | None
+
+    def said(self, form: str) -> str:
+        """In words.
+
+        >>> Summary(0.5, 0.01).said(".1%"), Summary(0.5, None).said(".2f")
+        ('50.0% ± 1.0%', '0.50')
+        """
+        return f"{self.mean:{form}}" + ("" if self.deviation is None else f" ± {self.deviation:{form}}")
 
 
 @dataclass(frozen=True)
@@ -34,16 +50,19 @@ class Comparison:
     def tuned(self, batch: int, *, vanilla: bool) -> Setting:
         """The best setting of a method at a batch size: the least training loss at the end, as in the paper."""
         runs = [r for r in self.of(batch=batch, seed=0) if (r.setting.momentum == 0) == vanilla]
-        return min(runs, key=lambda record: record.last.train_loss).setting
+        return min(runs, key=lambda run: math.inf if run.diverged else run.last.train_loss).setting
 
     def seeds(self, setting: Setting) -> list[Record]:
         """The runs of a setting with all seeds."""
         return [r for r in self.records if replace(r.setting, seed=0) == replace(setting, seed=0)]
 
-    def summary(self, setting: Setting, measure: str) -> tuple[float, float]:
-        """Mean and standard deviation over seeds of what was measured at the end."""
-        values = [getattr(record.last, measure) for record in self.seeds(setting)]
-        return mean(values), stdev(values) if len(values) > 1 else 0.0
+    def summary(self, setting: Setting, measure: str) -> Summary | None:
+        """What was measured at the end, over the seeds; ``None`` if one of them diverged."""
+        runs = self.seeds(setting)
+        if any(run.diverged for run in runs):
+            return None
+        values = [getattr(run.last, measure) for run in runs]
+        return Summary(mean(values), stdev(values) if len(values) > 1 else None)
 
     @property
     def batches(self) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +74,10 @@ def _cifar10(root: Path) -> Images:
     for name, md5 in CIFAR10_FILES.items():
         try:
             content = (folder / name).read_bytes()
-        except FileNotFoundError as error:
+        except OSError as error:
             raise DataError(
-                f"CIFAR-10 is not in {folder}: {name} is missing. `proxmo data cifar10 --root {root}` fetches it, or "
+                f"CIFAR-10 is not in {folder}: {name} cannot be read ({error.strerror}). "
+                f"`proxmo data cifar10 --root {root}` fetches it, or "
                 "put the six .bin files of the binary version there by hand"
             ) from error
         if hashlib.md5(content).hexdigest() != md5:
@@ -111,9 +113,9 @@ def _idx(path: Path) -> torch.Tensor:
         raise DataError(
             f"Fashion-MNIST is not in {path.parent}: {path.name} is missing; Debian's dataset-fashion-mnist has it"
         ) from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged: {error}") from error
-    axes = content[3] if content[:3] == b"\0\0\x08" else 0
+    axes = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(axes)]
     data = content[4 + 4 * axes :]
     if axes == 0 or len(data) != int(np.prod(shape)):

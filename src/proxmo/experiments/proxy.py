@@ -26,6 +26,8 @@ class ProxyTrainer(Trainer):
 
     def __init__(self, setting: Setting, images: Images, device: str, proxy_images: int, proxy_batch: int) -> None:
         super().__init__(setting, images, device)
+        if 2 * proxy_images > len(images.train):
+            raise ValueError(f"proxy_images must be at most half of the {len(images.train)} images, got {proxy_images}")
         self.generator = torch.Generator().manual_seed(setting.seed)
         self.batches = Batches(images, setting.batch, self.generator, device=device)
         chosen = torch.randperm(len(images.train), generator=torch.Generator().manual_seed(SUBSET_SEED))[:proxy_images]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import jinja2
-import torch
 
-import proxmo
 from proxmo.experiments import synthetic
 from proxmo.experiments.claims import Claim, comparison_claims, short, synthetic_claims
 from proxmo.experiments.comparison import Comparison
@@ -43,10 +40,12 @@ class Section:
     text: str
     figures: list[Picture]
     claims: list[Claim]
-    tables: list[NumberTable] = field(default_factory=list)
+    tables: list[NumberTable]
+    settings: dict[str, str]
+    """How it was made."""
 
 
-def synthetic_section(paper: synthetic.Results, shifted: synthetic.Results) -> Section:
+def synthetic_section(paper: synthetic.Results, shifted: synthetic.Results, settings: dict[str, str]) -> Section:
     """Section 8.1, and the methods that it does not have."""
     return Section(
         "synthetic",
@@ -71,6 +70,7 @@ def synthetic_section(paper: synthetic.Results, shifted: synthetic.Results) -> S
         ],
         synthetic_claims(paper),
         [_synthetic_table("The paper’s quadratic", paper), _synthetic_table("The shifted quadratic", shifted)],
+        settings,
     )
 
 
@@ -104,7 +104,7 @@ def _synthetic_table(title: str, results: synthetic.Results) -> NumberTable:
     )
 
 
-def comparison_section(comparison: Comparison, data: str) -> Section:
+def comparison_section(comparison: Comparison, data: str, settings: dict[str, str]) -> Section:
     """Section 8.2 or appendix A."""
     regularized = comparison.experiment == "regularized"
     width = comparison.records[0].setting.width
@@ -116,16 +116,17 @@ def comparison_section(comparison: Comparison, data: str) -> Section:
     )
     picture = Picture(
         to_svg(draw_comparison(comparison), comparison.experiment),
-        f"Each method with its best lr, by training loss: mean and deviation of seeds, batch {comparison.batches[0]}.",
+        f"Each method tuned by training loss, over all in the table below: mean and deviation of seeds, batch "
+        f"{comparison.batches[0]}.",
     )
-    tables = [_runs_table(comparison)]
     return Section(
         comparison.experiment,
         "Regularized training (section 8.2)" if regularized else "Proxy training (appendix A)",
         f"ResNet-18 of base width {width} on {data}, {epochs} epochs. {what}",
         [picture],
         comparison_claims(comparison),
-        tables,
+        [_runs_table(comparison)],
+        settings,
     )
 
 
@@ -143,8 +144,8 @@ def _runs_table(comparison: Comparison) -> NumberTable:
 
 def _run_row(comparison: Comparison, setting: Setting) -> list[str]:
     def said(measure: str, form: str) -> str:
-        middle, spread = comparison.summary(setting, measure)
-        return f"{middle:{form}}" + (f" ± {spread:{form}}" if len(comparison.seeds(setting)) > 1 else "")
+        found = comparison.summary(setting, measure)
+        return "diverged" if found is None else found.said(form)
 
     row = [
         f"momentum {setting.momentum:g}" if setting.momentum else "vanilla",
@@ -159,17 +160,7 @@ def _run_row(comparison: Comparison, setting: Setting) -> list[str]:
     return row
 
 
-def versions() -> dict[str, str]:
-    """What the numbers were made with."""
-    return {
-        "proxmo": proxmo.__version__,
-        "torch": torch.__version__,
-        "Python": platform.python_version(),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-    }
-
-
-def render(sections: list[Section], command: str, settings: dict[str, str]) -> str:
+def render(sections: list[Section]) -> str:
     """The page."""
     claims = [claim for section in sections for claim in section.claims]
     agreeing = sum(claim.agrees for claim in claims)
@@ -179,5 +170,4 @@ def render(sections: list[Section], command: str, settings: dict[str, str]) -> s
     )
     loader = jinja2.PackageLoader("proxmo.experiments")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    page = environment.get_template("report.html")
-    return page.render(headline=headline, sections=sections, command=command, settings={**settings, **versions()})
+    return environment.get_template("report.html").render(headline=headline, sections=sections)

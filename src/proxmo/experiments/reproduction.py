@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
+
+import proxmo
 from proxmo.experiments import synthetic
 from proxmo.experiments.comparison import Comparison, compare
-from proxmo.experiments.data import load
+from proxmo.experiments.data import DataError, load
 from proxmo.experiments.presets import Preset, PresetName, preset
-from proxmo.experiments.report import Section, comparison_section, render, synthetic_section, versions
+from proxmo.experiments.report import Section, comparison_section, render, synthetic_section
 from proxmo.experiments.store import Store, opened
-from proxmo.experiments.training import Record
+from proxmo.experiments.training import Record, has_fast_bfloat16
 
 EXPERIMENTS = ("synthetic", "regularized", "proxy")
 SYNTHETIC_SEEDS = 50
@@ -49,14 +53,14 @@ class Request:
     out: Path
     resume: bool
 
-    @property
-    def command(self) -> str:
-        """How to ask for the same again."""
-        what = "all" if self.experiments == EXPERIMENTS else self.experiments[0]
-        parts = ["proxmo reproduce", what, f"--preset {self.preset} --data {self.data}"]
+    def command(self, experiment: str) -> str:
+        """How to ask for one of the experiments again."""
+        parts = [f"proxmo reproduce {experiment}"]
+        if experiment != "synthetic":
+            parts.append(f"--preset {self.preset} --data {self.data}")
         if self.seeds is not None:
             parts.append(f"--seeds {self.seeds}")
-        if self.device != "cpu":
+        if self.device != "cpu" and experiment != "synthetic":
             parts.append(f"--device {self.device}")
         return " ".join(parts)
 
@@ -73,27 +77,44 @@ class Outcome:
 def reproduce(request: Request, bar: Bar) -> Outcome:
     """Run what is asked for, and write ``report.html`` and ``results.json``, which tell of all in the folder."""
     size = preset(request.preset, request.data)
-    if any(name != "synthetic" for name in request.experiments):
-        load(request.data, request.root)  # a clear word now rather than after minutes of other work
+    _check_data(request, size)
     with opened(request.out) as store:
-        for name in request.experiments:
-            store.begin(name, _settings(name, request, size), resume=request.resume)
+        wanted = {name: _settings(name, request, size) for name in request.experiments}
+        store.begin(wanted, resume=request.resume)
         for name in request.experiments:
             if name == "synthetic":
                 _run_synthetic(store, request.seeds or SYNTHETIC_SEEDS, bar)
             else:
                 _run_comparison(name, store, request, size, bar)
-        return _tell(store, request)
+        return _tell(store)
+
+
+def _check_data(request: Request, size: Preset) -> None:
+    """A clear word now rather than after minutes of other work."""
+    if any(name != "synthetic" for name in request.experiments):
+        images = load(request.data, request.root)
+        if "proxy" in request.experiments and 2 * size.proxy_images > len(images.train):
+            raise DataError(
+                f"proxy training with preset {request.preset} takes {size.proxy_images} images as proxy, which must be "
+                f"at most half of the training images; {request.data} has {len(images.train)}: take --data cifar10"
+            )
 
 
 def _settings(name: str, request: Request, size: Preset) -> dict[str, Any]:
+    """All that the numbers depend on, so that a run is gone on with under the same conditions only."""
+    made_with = {"proxmo": proxmo.__version__, "torch": str(torch.__version__), "machine": platform.machine()}
     if name == "synthetic":
-        return {"seeds": request.seeds or SYNTHETIC_SEEDS}
+        return {"command": request.command(name), "seeds": request.seeds or SYNTHETIC_SEEDS, **made_with}
     return {
-        "preset": request.preset,
+        "command": request.command(name),
         "data": request.data,
         "seeds": request.seeds or size.seeds,
         "device": request.device.split(":")[0],
+        "bfloat16": has_fast_bfloat16(request.device),
+        "width": size.width,
+        "grid": str(getattr(size, name)),
+        **({"proxy": f"{size.proxy_images} images, batch {size.proxy_batch}"} if name == "proxy" else {}),
+        **made_with,
     }
 
 
@@ -121,27 +142,27 @@ def _run_comparison(name: str, store: Store, request: Request, size: Preset, bar
     store.finish(f"{name}-all", {"data": request.data, **found.to_json()})
 
 
-def _tell(store: Store, request: Request) -> Outcome:
+def _tell(store: Store) -> Outcome:
     """Write both files from all records in the folder, also of experiments that were run before."""
     sections: list[Section] = []
     numbers: dict[str, Any] = {}
+    settings = {name: store.settings(name) for name in EXPERIMENTS if store.settings(name)}
     quadratics = [store.record(f"synthetic-{name}") for name in ("paper", "shifted")]
     known = [synthetic.Results.from_record(record) for record in quadratics if record is not None]
     if len(known) == 2:
         paper, shifted = known
-        sections.append(synthetic_section(paper, shifted))
+        sections.append(synthetic_section(paper, shifted, settings["synthetic"]))
         numbers["synthetic"] = {**paper.to_json(), "shifted": shifted.to_json()}
     for name in EXPERIMENTS[1:]:
         record = store.record(f"{name}-all")
         if record is not None:
             comparison = Comparison(name, [Record.from_json(run) for run in record["runs"]])
-            sections.append(comparison_section(comparison, record["data"]))
+            sections.append(comparison_section(comparison, record["data"], settings[name]))
             numbers[name] = record
     numbers["claims"] = {section.name: [asdict(claim) for claim in section.claims] for section in sections}
-    numbers["command"], numbers["versions"] = request.command, versions()
-    settings = {"preset": request.preset, "data": request.data, "device": request.device}
+    numbers["settings"] = settings
     return Outcome(
         sections,
-        report=store.write("report.html", render(sections, request.command, settings)),
-        numbers=store.write("results.json", json.dumps(numbers, indent=1)),
+        report=store.write("report.html", render(sections)),
+        numbers=store.write("results.json", json.dumps(numbers, indent=1, allow_nan=False)),
     )

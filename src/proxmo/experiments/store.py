@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,10 +51,17 @@ class Store:
         if not path.exists():
             return None
         try:
+            with zipfile.ZipFile(path) as archive:  # torch itself does not look at the check sums
+                if (damaged := archive.testzip()) is not None:
+                    raise ValueError(f"{damaged} does not have its check sum")
             state: dict[str, Any] = torch.load(path, weights_only=True)
         except Exception as error:  # whatever a damaged file makes of the reader
-            raise StoreError(f"the checkpoint {path} is damaged ({error}); delete it to start that run anew") from error
+            raise self.damaged(name, str(error)) from error
         return state
+
+    def damaged(self, name: str, why: str) -> StoreError:
+        """The error to raise where a checkpoint cannot be gone on from."""
+        return StoreError(f"the checkpoint {self._checkpoint(name)} is damaged ({why}); delete it to do its run anew")
 
     def write(self, name: str, content: str) -> Path:
         """Write a file for the user into the folder."""
@@ -61,30 +69,50 @@ class Store:
             path.write_text(content, encoding="utf-8")
         return self.folder / name
 
-    def begin(self, experiment: str, settings: dict[str, Any], *, resume: bool) -> None:
-        """Start an experiment, or with ``resume`` go on; refuses to mix settings, and to discard what is not finished.
+    def begin(self, settings: dict[str, dict[str, Any]], *, resume: bool) -> None:
+        """Start experiments, or with ``resume`` go on; refuses to mix settings and to discard anything.
 
-        The names of its runs must begin with that of the experiment and a hyphen.
+        Args:
+            settings: of each experiment; the names of its runs must begin with its own and a hyphen.
+            resume: whether to go on with what is there.
         """
         with _disk_errors(self.folder):
             self._runs.mkdir(exist_ok=True)
-        path = self._runs / f"{experiment}-settings.json"
-        before = _read_json(path)
-        if resume:
-            if before is not None and before != settings:
-                changed = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
-                was = ", ".join(f"{key} was {before.get(key)!r}, now {settings.get(key)!r}" for key in changed)
-                raise StoreError(f"{experiment} in {self.folder} was begun with other settings: {was}")
-        else:
-            unfinished = sorted(file.stem for file in self._runs.glob(f"{experiment}-*.pt"))
-            if unfinished:
-                raise StoreError(
-                    f"{self.folder} has an unfinished run, {unfinished[0]}: go on with --resume, or take another --out"
-                )
-            for file in self._runs.glob(f"{experiment}-*.json"):
+        for experiment, wanted in settings.items():  # all are looked at before anything is changed
+            self._check(experiment, wanted, resume=resume)
+        if resume and not any(map(self._files, settings)):
+            raise StoreError(f"there is nothing to resume in {self.folder}; without --resume it starts")
+        for experiment, wanted in settings.items():
+            for file in self._runs.glob(f".{experiment}-*"):  # half-written, by a run that was killed
                 file.unlink()
-        with _disk_errors(self.folder), written_whole(path) as temporary:
-            temporary.write_text(json.dumps(settings), encoding="utf-8")
+            for file in self._runs.glob(f"{experiment}-*.pt"):
+                if file.with_suffix(".json").exists():  # finished, and killed before it could tidy up
+                    file.unlink()
+            self.finish(f"{experiment}-settings", wanted)
+
+    def settings(self, experiment: str) -> dict[str, Any]:
+        """What an experiment in the folder was begun with."""
+        found: dict[str, Any] = self.record(f"{experiment}-settings") or {}
+        return found
+
+    def _check(self, experiment: str, wanted: dict[str, Any], *, resume: bool) -> None:
+        there = self._files(experiment)
+        if not there:
+            return
+        if not resume:
+            raise StoreError(
+                f"{self.folder} has results of {experiment} already: go on with --resume, or take another --out"
+            )
+        before = self.record(f"{experiment}-settings")
+        if before is None:
+            raise StoreError(f"{self.folder} has runs of {experiment} without their settings; take another --out")
+        changed = sorted(key for key in {*before, *wanted} if before.get(key) != wanted.get(key))
+        if changed:
+            was = ", ".join(f"{key} was {before.get(key)!r}, now {wanted.get(key)!r}" for key in changed)
+            raise StoreError(f"{experiment} in {self.folder} was begun with other settings: {was}")
+
+    def _files(self, experiment: str) -> list[Path]:
+        return [file for ending in ("json", "pt") for file in self._runs.glob(f"{experiment}-*.{ending}")]
 
     def _checkpoint(self, name: str) -> Path:
         return self._runs / f"{name}.pt"
@@ -96,7 +124,7 @@ def opened(folder: Path) -> Iterator[Store]:
 
     >>> import tempfile
     >>> with opened(Path(tempfile.mkdtemp()) / "new") as store:
-    ...     store.begin("trial", {"seeds": 1}, resume=False)
+    ...     store.begin({"trial": {"seeds": 1}}, resume=False)
     ...     store.finish("trial-first", [1, 2])
     ...     store.record("trial-first"), store.record("trial-second")
     ([1, 2], None)
@@ -111,6 +139,8 @@ def opened(folder: Path) -> Iterator[Store]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StoreError(f"another run is at work in {folder}; wait for it, or take another --out") from error
+        except OSError as error:
+            raise StoreError(f"{folder} cannot be locked ({error.strerror}); take another --out") from error
         yield Store(folder)
 
 

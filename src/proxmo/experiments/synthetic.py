@@ -269,7 +269,7 @@ def _auto_errors(problem: Quadratic, sigma: float, seed: int, samples: int) -> t
 
 
 def _result(problem: Quadratic, cell: Cell, sigma: float, first_hit: torch.Tensor, mean: torch.Tensor) -> CellResult:
-    samples = float(first_hit.quantile(0.5, interpolation="higher")) * cell.batch
+    samples = float(first_hit.quantile(0.5, interpolation="lower")) * cell.batch
     closed_form = None
     if cell.M is not None and cell.gamma is not None:
         closed_form = theory.quadratic_floor(

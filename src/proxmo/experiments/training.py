@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -60,6 +61,8 @@ class Record:
 
     setting: Setting
     epochs: list[Epoch]
+    """All of them, or those before it diverged."""
+    diverged: bool
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -67,10 +70,12 @@ class Record:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
-        return cls(Setting(**data["setting"]), [Epoch(**epoch) for epoch in data["epochs"]], data["seconds"])
+        epochs = [Epoch(**epoch) for epoch in data["epochs"]]
+        return cls(Setting(**data["setting"]), epochs, data["diverged"], data["seconds"])
 
     @property
     def last(self) -> Epoch:
+        """The end of a run that did not diverge."""
         return self.epochs[-1]
 
 
@@ -82,8 +87,6 @@ class Trainer(ABC):
         images: the data.
         device: where to train.
     """
-
-    experiment: str
 
     def __init__(self, setting: Setting, images: Images, device: str) -> None:
         if setting.width < 8:  # with channels last, torch 2.13's CPU convolutions of fewer channels corrupt memory
@@ -125,6 +128,17 @@ class Trainer(ABC):
         return loss / count, right / count
 
 
+def _next_epoch(trainer: Trainer) -> Epoch | None:
+    """Train and measure; ``None`` if numbers are no longer finite."""
+    try:
+        train_loss = trainer.train_epoch()
+    except FloatingPointError:
+        return None
+    test_loss, accuracy = trainer.test()
+    epoch = Epoch(train_loss, test_loss, accuracy, **trainer.measures())
+    return epoch if all(map(math.isfinite, asdict(epoch).values())) else None
+
+
 class MixedPrecision(nn.Module):
     """A network in bfloat16 where the hardware computes in it, which elsewhere would be slower; scores in float32."""
 
@@ -143,7 +157,8 @@ def has_fast_bfloat16(device: str) -> bool:
     """Whether bfloat16 is computed in hardware there."""
     if device.startswith("cuda"):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return device == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    has_mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return device == "cpu" and has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def run_name(experiment: str, setting: Setting) -> str:
@@ -177,21 +192,28 @@ def train(
     trainer = make()
     epochs: list[Epoch] = []
     seconds = 0.0
+    diverged = False
     checkpoint = store.load(name)
     if checkpoint is not None:
-        trainer.set_state(checkpoint["trainer"])
-        epochs = [Epoch(**epoch) for epoch in checkpoint["epochs"]]
-        seconds = checkpoint["seconds"]
+        try:
+            trainer.set_state(checkpoint["trainer"])
+            epochs = [Epoch(**epoch) for epoch in checkpoint["epochs"]]
+            seconds = checkpoint["seconds"]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise store.damaged(name, f"it does not fit: {error}") from error
         advance(len(epochs))
     while len(epochs) < setting.epochs:
         begun = time.perf_counter()
-        train_loss = trainer.train_epoch()
-        test_loss, accuracy = trainer.test()
-        epochs.append(Epoch(train_loss, test_loss, accuracy, **trainer.measures()))
+        epoch = _next_epoch(trainer)
         seconds += time.perf_counter() - begun
+        if epoch is None:
+            diverged = True
+            advance(setting.epochs - len(epochs))
+            break
+        epochs.append(epoch)
         state = {"trainer": trainer.state(), "epochs": [asdict(epoch) for epoch in epochs], "seconds": seconds}
         store.save(name, state)
         advance(1)
-    record = Record(setting, epochs, seconds)
+    record = Record(setting, epochs, diverged, seconds)
     store.finish(name, record.to_json())
     return record
