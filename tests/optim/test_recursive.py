@@ -238,16 +238,13 @@ class Failing:
 
 
 @each_method
-@pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize("when", [0, 1, 3])
+@pytest.mark.parametrize(("when", "at"), [(0, 1), (1, 1), (1, 2), (3, 1), (3, 2)])  # the first looks at one point only
 def test_a_closure_that_raises_leaves_everything_as_it_was(name: str, at: int, when: int) -> None:
     x, optimizer = fresh(name)
     for k in range(when):
         take_step(optimizer, x, k)
     point, state = x.detach().clone(), copy.deepcopy(optimizer.state_dict())
     failing = Failing(x, at)
-    if when == 0 and at == 2:
-        pytest.skip("the first step looks at one point only")
     with pytest.raises(ArithmeticError):
         step_on(optimizer, failing, closure_of(x, ALL))
     assert torch.equal(x, point)
