@@ -100,7 +100,7 @@ def test_reproduce_says_what_is_missing_before_it_starts(tmp_path: Path) -> None
     code, said = run("reproduce", "--device", "abacus", "--out", str(tmp_path / "out"))
     assert code == 2
     assert "'abacus' cannot be used here" in said
-    code, said = run("reproduce", "proxy", "--preset", "paper", "--out", str(tmp_path / "out"))
+    code, said = run("reproduce", "proxy", "--preset", "paper", "--device", "cpu:0", "--out", str(tmp_path / "out"))
     assert code == 1
     assert "takes 2560 images as proxy, which must be at most half of the training images; digits has 1437" in said
     code, said = run("reproduce", "--resume", "--out", str(tmp_path / "mistyped"))

@@ -90,7 +90,7 @@ def reproduce(
     from proxmo.experiments.reproduction import reproduce as run
     from proxmo.experiments.store import StoreError
 
-    _check_device(device)
+    device = _usable(device)
     chosen = EXPERIMENTS if experiment is Experiment.all else (experiment.value,)
     request = Request(chosen, preset.value, data.value, root, seeds, device, out, resume)
     console = Console()
@@ -221,10 +221,11 @@ def _fail(error: Exception) -> NoReturn:
     raise typer.Exit(code=1) from error
 
 
-def _check_device(device: str) -> None:
-    """Find out before the work whether the device can be had."""
+def _usable(device: str) -> str:
+    """The device in one way of writing it, found before the work to be there."""
     try:
         torch.zeros(1, device=device).item()
     except Exception as error:  # of many kinds, one for each way in which a device can be missing
         reason = str(error).splitlines()[0]
         raise typer.BadParameter(f"{device!r} cannot be used here: {reason}", param_hint="--device") from error
+    return "cpu" if torch.device(device).type == "cpu" else device
