@@ -76,6 +76,8 @@ def draw_comparison(comparison: Comparison) -> Figure:
         for method, setting in settings.items():
             _draw_runs(axes, comparison, setting, measure, method)
         axes.set(title=label, xlabel="epoch")
+        if measure == "zero_weights":
+            axes.set_ylim(0, max(0.05, axes.get_ylim()[1]))
         if measure in ("train_loss", "objective"):
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
