@@ -25,6 +25,8 @@ def written_whole(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())  # or a power cut may keep the name and lose the content
         temporary.chmod(0o644)
         temporary.replace(path)
     finally:

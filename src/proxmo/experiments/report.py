@@ -60,7 +60,7 @@ def synthetic_section(paper: synthetic.Results, shifted: synthetic.Results, sett
             Picture(
                 to_svg(draw_methods(paper), "methods"),
                 "The same problem with methods that the paper does not have: lr and momentum as theory plans them, "
-                "γₖ = 1/(k+2), and AutoProxSGD, which tunes itself.",
+                f"γₖ = 1/(k+2), and AutoProxSGD, which tunes itself (mean of {synthetic.AUTO_SEEDS} seeds).",
             ),
             Picture(
                 to_svg(draw_methods(shifted), "shifted"),
