@@ -22,7 +22,6 @@ import torch
 
 from proxmo.experiments.images import Images
 from proxmo.experiments.store import Store, StoreError
-from proxmo.experiments.threads import one_thread
 from proxmo.experiments.training import Record, Setting, Trainer, run_name, train
 
 
@@ -125,6 +124,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-@one_thread()
 def _work(job: Job) -> Record:
     return _train(job, _images, "cpu", _store, _advance)

@@ -28,8 +28,6 @@ class ProxyTrainer(Trainer):
         super().__init__(setting, images, device)
         if 2 * proxy_images > len(images.train):
             raise ValueError(f"proxy_images must be at most half of the {len(images.train)} images, got {proxy_images}")
-        self.generator = torch.Generator().manual_seed(setting.seed)
-        self.batches = Batches(images, setting.batch, self.generator, device=device)
         chosen = torch.randperm(len(images.train), generator=torch.Generator().manual_seed(SUBSET_SEED))[:proxy_images]
         self.proxy_batches = Batches(images, proxy_batch, self.generator, only=chosen, device=device)
         self.optimizer = InexactProxSGD(self.network.parameters(), setting.lr, setting.momentum, inner=INNER)
@@ -46,14 +44,5 @@ class ProxyTrainer(Trainer):
     def measures(self) -> dict[str, float]:
         return {"penalty": 0.0, "zero_weights": 0.0, "zero_channels": 0.0}
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.network.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"])
+    def parts(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer}

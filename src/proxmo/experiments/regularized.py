@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.nn import functional
 from torch.optim.lr_scheduler import MultiStepLR
 
 from proxmo import GroupLInf, ProxSGD
-from proxmo.experiments.images import Batches, Images
+from proxmo.experiments.images import Images
 from proxmo.experiments.training import Setting, Trainer
 
 STRENGTH = 0.1
@@ -28,8 +27,6 @@ class RegularizedTrainer(Trainer):
 
     def __init__(self, setting: Setting, images: Images, device: str) -> None:
         super().__init__(setting, images, device)
-        self.generator = torch.Generator().manual_seed(setting.seed)
-        self.batches = Batches(images, setting.batch, self.generator, device=device)
         weights = [p for p in self.network.parameters() if p.dim() > 1]
         others = [p for p in self.network.parameters() if p.dim() == 1]
         groups: list[dict[str, Any]] = [{"params": weights, "penalty": GroupLInf(STRENGTH, dim=0)}, {"params": others}]
@@ -56,16 +53,5 @@ class RegularizedTrainer(Trainer):
             "zero_channels": sparsity.groups or 0.0,
         }
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-            "generator": self.generator.get_state(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.network.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.generator.set_state(state["generator"])
+    def parts(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "scheduler": self.scheduler}

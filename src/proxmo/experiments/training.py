@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proxmo.experiments.images import Images, plain_batches
+from proxmo.experiments.images import Batches, Images, plain_batches
 from proxmo.experiments.networks import ResNet18
 from proxmo.experiments.store import Store
 
@@ -97,6 +97,8 @@ class Trainer(ABC):
             network = ResNet18(setting.width, images.channels, images.classes)
         self.network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model = MixedPrecision(self.network, device)
+        self.generator = torch.Generator().manual_seed(setting.seed)
+        self.batches = Batches(images, setting.batch, self.generator, device=device)
 
     @abstractmethod
     def train_epoch(self) -> float:
@@ -107,12 +109,19 @@ class Trainer(ABC):
         """``penalty``, ``zero_weights`` and ``zero_channels`` of an `Epoch`."""
 
     @abstractmethod
+    def parts(self) -> dict[str, Any]:
+        """What changes besides the network and the generator: things with ``state_dict`` and ``load_state_dict``."""
+
     def state(self) -> dict[str, Any]:
         """All that changes, as plain data and tensors."""
+        parts = {"network": self.network, **self.parts()}
+        return {**{name: part.state_dict() for name, part in parts.items()}, "generator": self.generator.get_state()}
 
-    @abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
         """Go back to a state."""
+        for name, part in {"network": self.network, **self.parts()}.items():
+            part.load_state_dict(state[name])
+        self.generator.set_state(state["generator"])
 
     @torch.no_grad()
     def test(self) -> tuple[float, float]:

@@ -99,7 +99,7 @@ class ProxHybridSGD(RecursiveOptimizer):
         self._check_groups()
         params = all_params(self)
         plain: dict[Tensor, Tensor | None] = {}
-        if any(p in self.state and bool(self.state[p]["step"] > 0) for p in params):
+        if any(map(self._started, params)):
             evaluate("other", other, params)
             plain = dict(zip(params, copies_of_gradients(params), strict=True))
         sample = self._sample(closure)

@@ -43,10 +43,19 @@ class Block:
         """x − x_k."""
         return self.point - self.start
 
-    def move_to(self, point: Tensor) -> None:
-        """Set x."""
-        self.point.copy_(point)
-        self.param.copy_(self.point)
+    def descend(self, gradient: Tensor, lr: float) -> None:
+        """x ← x − lr·gradient; 1/M in place of a longer lr, since (M/2)·‖x − x_k‖² alone has its minimum there."""
+        self.point.sub_(gradient, alpha=min(lr, 1 / self.M))
+        self._round()
+
+    def return_to_start(self) -> None:
+        """x ← x_k."""
+        self.point.copy_(self.start)
+        self._round()
+
+    def _round(self) -> None:
+        if self.point.dtype != self.param.dtype:  # otherwise they share their memory
+            self.param.copy_(self.point)
 
 
 class Look(NamedTuple):
@@ -102,14 +111,14 @@ class Subproblem:
         return Look(gradients, norm, moved, psi, rest)
 
     def descend(self, gradients: list[Tensor], lr: float) -> None:
-        """x ← x − lr·gradient; 1/M in place of a longer lr, since (M/2)·‖x − x_k‖² alone has its minimum there."""
+        """A step of gradient descent."""
         for block, gradient in zip(self._blocks, gradients, strict=True):
-            block.move_to(block.point.sub(gradient, alpha=min(lr, 1 / block.M)))
+            block.descend(gradient, lr)
 
     def return_to_start(self) -> None:
         """x ← x_k."""
         for block in self._blocks:
-            block.move_to(block.start)
+            block.return_to_start()
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ class RecursiveOptimizer(ClosureOptimizer):
     state_keys = frozenset({"step", "estimate", "previous"})
 
     def _sample(self, closure: Closure) -> Sample:
-        """The closure evaluated at x_k, with options and gradients that are fit for a step."""
-        self._check_groups()
+        """The closure evaluated at x_k, with gradients that are fit for a step."""
         sample = Sample("closure", closure, all_params(self))
         self._check_step()
         return sample
@@ -43,7 +42,7 @@ class RecursiveOptimizer(ClosureOptimizer):
     def _look_back(self, sample: Sample) -> dict[Tensor, Tensor]:
         """∇f(x_{k−1}; ξ) for the parameters that have an estimate."""
         params = all_params(self)
-        started = [p in self.state and bool(self.state[p]["step"] > 0) for p in params]
+        started = list(map(self._started, params))
         if not any(started):
             return {}
         points = [self.state[p]["previous"] if known else p for p, known in zip(params, started, strict=True)]
@@ -71,6 +70,10 @@ class RecursiveOptimizer(ClosureOptimizer):
             if p.grad is None:  # its estimate stays behind: when it has a gradient again, it starts anew
                 state["step"].zero_()
         self._take_step()
+
+    def _started(self, p: Tensor) -> bool:
+        """Whether there is an estimate of the gradient at the point before."""
+        return p in self.state and bool(self.state[p]["step"] > 0)
 
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
         return [self.state[p]["estimate"] for p in params]

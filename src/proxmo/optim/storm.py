@@ -73,6 +73,7 @@ class ProxSTORM(RecursiveOptimizer):
         if closure is None:
             self._step_without_closure()
             return None
+        self._check_groups()
         sample = self._sample(closure)
         self._advance(self._look_back(sample), self._update)
         loss: float = sample.loss
