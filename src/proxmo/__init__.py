@@ -13,8 +13,17 @@ tensor([[ 0.9000, -1.9000],
 from importlib.metadata import version
 
 from proxmo import criteria, theory
+from proxmo.compaction import (
+    CompactionError,
+    CompactionReport,
+    compact,
+    load_compact,
+    save_compact,
+    unit_groups,
+)
 from proxmo.estimates import Estimates, estimate_constants
 from proxmo.iterates import RandomIterate
+from proxmo.layers import ParamGroups, param_groups
 from proxmo.optim import (
     AutoProxSGD,
     Certificate,
@@ -66,6 +75,8 @@ __all__ = [
     "AutoProxSGD",
     "Box",
     "Certificate",
+    "CompactionError",
+    "CompactionReport",
     "Constraint",
     "ElasticNet",
     "Estimates",
@@ -82,6 +93,7 @@ __all__ = [
     "NonNegative",
     "Nuclear",
     "NuclearBall",
+    "ParamGroups",
     "Penalty",
     "ProxHybridSGD",
     "ProxOptimizer",
@@ -97,7 +109,12 @@ __all__ = [
     "Sparsity",
     "SquaredL2",
     "TopK",
+    "compact",
     "criteria",
     "estimate_constants",
+    "load_compact",
+    "param_groups",
+    "save_compact",
     "theory",
+    "unit_groups",
 ]

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proxmo import checks
-from proxmo.optim.base import Certificate, ProxOptimizer
+from proxmo.optim.base import Certificate, Group, ProxOptimizer
+from proxmo.optim.closure import gradient_of
+from proxmo.optim.units import seen_by_penalty
 from proxmo.penalties.base import Penalty
 from proxmo.secants import distance, square
 
@@ -41,24 +43,29 @@ def gradient_norm(optimizer: ProxOptimizer) -> float:
     for group in optimizer.param_groups:
         if group["maximize"]:
             raise ValueError("gradient_norm is for minimisation, got a parameter group with maximize=True")
-        for p in group["params"]:
-            if p.grad is not None:
-                gradient = p.grad.detach().double() + _penalty_gradient(optimizer, group["penalty"], p).double()
-                total += float(gradient.square().sum())
+        with_gradient = [p for p in group["params"] if p.grad is not None]
+        of_penalty = _penalty_gradients(optimizer, group) if with_gradient else {}
+        for p in with_gradient:
+            gradient = gradient_of(p).detach().double()
+            total += float((gradient + of_penalty[p].double() if p in of_penalty else gradient).square().sum())
     return total
 
 
-def _penalty_gradient(optimizer: ProxOptimizer, penalty: Penalty | None, p: Tensor) -> Tensor:
+def _penalty_gradients(optimizer: ProxOptimizer, group: Group) -> dict[Tensor, Tensor]:
+    """The gradient of ψ for the parameters of a group that have a gradient; none where it is zero."""
+    penalty: Penalty | None = group["penalty"]
     if penalty is None:
-        return torch.zeros_like(p)
+        return {}
+    params: list[Tensor] = group["params"]
     if optimizer.certify:
-        return optimizer.certificate(p).subgradient
+        return {p: optimizer.certificate(p).subgradient for p in params if p.grad is not None}
     with torch.enable_grad():
-        point = p.detach().clone().requires_grad_()
-        value = penalty.value(point)
-        if not value.requires_grad:
+        points = [p.detach().clone().requires_grad_() for p in params]
+        values = [penalty.value(x) for x in seen_by_penalty(group["units"], points)]
+        if not all(value.requires_grad for value in values):
             raise ValueError(f"{penalty} has no gradient; set certify = True on the optimizer before the step")
-        return torch.autograd.grad(value, point)[0]
+        found = torch.autograd.grad(values, points, allow_unused=True)  # units need not reach all parameters
+    return {p: gradient for p, gradient in zip(params, found, strict=True) if gradient is not None}
 
 
 @torch.no_grad()

@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from proxmo import checks
-from proxmo.penalties.base import Penalty, widen
+from proxmo.optim.units import as_units, check_units, joined, seen_by_penalty, write_back
+from proxmo.penalties.base import Grouped, Penalty, widen
 
 Group: TypeAlias = dict[str, Any]
 
@@ -53,7 +54,8 @@ class ProxOptimizer(Optimizer):
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
-        defaults: default options of a parameter group; ``lr``, ``penalty``, ``maximize`` and ``foreach`` among them.
+        defaults: default options of a parameter group; ``lr``, ``penalty``, ``maximize`` and ``foreach`` among them. A
+            group may also have ``units``, from `unit_groups`: groups of the penalty that span several parameters.
 
     >>> import torch, proxmo
     >>> isinstance(proxmo.ProxSGD([torch.zeros(2)]), proxmo.ProxOptimizer)
@@ -66,7 +68,7 @@ class ProxOptimizer(Optimizer):
     """Whether ``step`` keeps its `Certificate` for each parameter, two more copies of them. Not part of the state."""
 
     def __init__(self, params: ParamsT, defaults: Group) -> None:
-        super().__init__(params, defaults)
+        super().__init__(params, {"units": None, **defaults})
         self._certificates: dict[Tensor, Certificate] = {}
 
     def certificate_or_none(self, param: Tensor) -> Certificate | None:
@@ -139,7 +141,8 @@ class ProxOptimizer(Optimizer):
         tensor(1.5000)
         """
         penalised = [group for group in self.param_groups if group["penalty"] is not None]
-        values = [group["penalty"].value(p) for group in penalised for p in group["params"]]
+        seen = [(group["penalty"], x) for group in penalised for x in seen_by_penalty(group["units"], group["params"])]
+        values = [penalty.value(x) for penalty, x in seen]
         return sum((value.to(values[0].device) for value in values[1:]), values[0]) if values else torch.zeros(())
 
     @torch.no_grad()
@@ -151,7 +154,7 @@ class ProxOptimizer(Optimizer):
         >>> proxmo.ProxSGD([weight], penalty=proxmo.GroupL2(0.1)).sparsity()
         [Sparsity(zeros=0.75, groups=0.5)]
         """
-        return [_sparsity(group["params"], group["penalty"]) for group in self.param_groups]
+        return [_sparsity(group) for group in self.param_groups]
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group, as for every torch optimizer; refused if its options or penalty do not fit."""
@@ -161,6 +164,7 @@ class ProxOptimizer(Optimizer):
             self._check_keys(group)
             checks.step("lr", group["lr"])
             self._check_options(group)
+            check_units(group["units"], group["params"])
         except Exception:
             self.param_groups.pop()
             raise
@@ -190,6 +194,9 @@ class ProxOptimizer(Optimizer):
         updates: dict[int, tuple[Penalty, Penalty]] = {}
         for live, loaded in zip(self.__dict__.get("param_groups", []), state["param_groups"], strict=False):
             penalty = live["penalty"]
+            if (units := as_units(loaded.get("units"))) != live["units"]:
+                raise ValueError("cannot load a parameter group whose units differ from those of the present one")
+            loaded["units"] = units
             update = _restore(penalty, loaded.get("penalty"))
             _check_fit(live, update)
             if update is not None and updates.setdefault(id(penalty), (penalty, update))[1] != update:
@@ -210,6 +217,10 @@ class ProxOptimizer(Optimizer):
                 if p.grad is not None and (p.grad.layout != torch.strided or p.grad.is_complex()):
                     kind = "complex" if p.grad.is_complex() else "sparse"
                     raise RuntimeError(f"{type(self).__name__} does not support {kind} gradients")
+            if group["units"] is not None and len({p.grad is None for p in group["params"]}) > 1:
+                raise RuntimeError(
+                    "a group with units takes part in a step as a whole: gradients must be on all, or none"
+                )
 
     def _check_groups(self) -> None:
         for group in self.param_groups:
@@ -258,19 +269,33 @@ def _proximal_step(
     # half precision rounds once, after the prox: two small moves may each be lost where their sum is not
     points = [widen(p) for p in params]
     _add_scaled(points, [widen(d) for d in directions], lr, sign, group["foreach"])
-    for param, point, direction in zip(params, points, directions, strict=True):
-        subgradient = None if certificates is None else _subgradient(penalty, point, lr)
-        penalty.apply(point, lr, out=point)
+    subgradients = None if certificates is None else _subgradients(group, points, lr)
+    _apply_prox(group, points, lr)
+    for param, point in zip(params, points, strict=True):
         if point is not param:
             param.copy_(point)
-        if certificates is not None and subgradient is not None:
+    if certificates is not None and subgradients is not None:
+        for param, subgradient, direction in zip(params, subgradients, directions, strict=True):
             certificates[param] = Certificate(subgradient, direction.clone(), param._version)
 
 
-def _subgradient(penalty: Penalty, point: Tensor, lr: float | Tensor) -> Tensor:
+def _apply_prox(group: Group, points: list[Tensor], lr: float | Tensor) -> None:
+    """points ← prox(points)."""
+    penalty: Penalty = group["penalty"]
+    if group["units"] is None:
+        for point in points:
+            penalty.apply(point, lr, out=point)
+    else:
+        for family in group["units"]:
+            matrix = joined(family, points)
+            write_back(family, penalty.apply(matrix, lr, out=matrix), points)
+
+
+def _subgradients(group: Group, points: list[Tensor], lr: float | Tensor) -> list[Tensor]:
     """(point − prox(point))/lr: in float64, since small steps leave few digits in the difference."""
-    exact = point.double()
-    return ((exact - penalty.apply(exact, lr, None)) / lr).to(point.dtype)
+    moved = [point.to(torch.float64, copy=True) for point in points]
+    _apply_prox(group, moved, lr)
+    return [((point.double() - near) / lr).to(point.dtype) for point, near in zip(points, moved, strict=True)]
 
 
 def _add_scaled(
@@ -289,7 +314,9 @@ def _add_scaled(
 
 def _check_fit(group: Group, penalty: Penalty | None) -> None:
     """Raise if a parameter of the group has not the axes that the penalty asks for."""
-    if penalty is None or type(penalty).check is Penalty.check:
+    if penalty is not None and group["units"] is not None and not (isinstance(penalty, Grouped) and penalty.dim == 0):
+        raise ValueError(f"penalty of a parameter group with units must be a group penalty with dim=0, got {penalty}")
+    if penalty is None or group["units"] is not None or type(penalty).check is Penalty.check:
         return
     for index, p in enumerate(group["params"]):
         if not is_lazy(p):
@@ -319,9 +346,11 @@ def _restore(penalty: Penalty | None, saved: Any) -> Penalty | None:
         raise ValueError(f"cannot load penalty {name} from the fields {fields}: {error}") from error
 
 
-def _sparsity(params: list[Tensor], penalty: Penalty | None) -> Sparsity:
+def _sparsity(group: Group) -> Sparsity:
+    params, penalty = group["params"], group["penalty"]
     zeros = sum(int((p == 0).sum()) for p in params)
     elements = sum(p.numel() for p in params)
-    counts = [counted for p in params if penalty is not None and (counted := penalty.zero_groups(p)) is not None]
+    seen = [] if penalty is None else seen_by_penalty(group["units"], params)
+    counts = [counted for x in seen if (counted := penalty.zero_groups(x)) is not None]
     groups = sum(total for _, total in counts)
     return Sparsity(zeros / max(elements, 1), sum(zero for zero, _ in counts) / groups if groups else None)

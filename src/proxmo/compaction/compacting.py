@@ -1,0 +1,90 @@
+"""The way from a model with zero units to a smaller one."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+
+import torch
+from torch import nn
+
+from proxmo.compaction.cutting import Cutter, tolerance_for
+from proxmo.compaction.report import CompactionReport, multiply_adds, widths
+from proxmo.compaction.tracing import CompactionError, ExampleInputs, Inputs
+
+
+def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module, CompactionReport]:
+    """A smaller model with the same outputs: all neurons, channels and attention heads that are zero are removed.
+
+    A unit goes if its weights are zero, or those of all layers that read it, and if the outputs stay the same on the
+    example. If it still emits a constant, by a bias or a shift of the normalisation, the constant goes into the bias of
+    the layers that read it, where that is exact; else the unit stays, and the report names it. The model itself is left
+    as it was; the new one is an ordinary dense module, in the same mode of training or evaluation. A layer keeps one
+    unit if all are zero. Needs ``pip install 'proxmo[compact]'``.
+
+    Args:
+        model: the model, on any device.
+        example_inputs: a tensor, a tuple of arguments or a dictionary of named ones, to call the model with.
+
+    Returns:
+        The new model, and what was done.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> with torch.no_grad():
+    ...     _ = model[0].weight[1:3].zero_()
+    >>> small, report = compact(model, torch.randn(8, 3))
+    >>> small
+    Sequential(
+      (0): Linear(in_features=3, out_features=2, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=2, out_features=2, bias=True)
+    )
+    >>> report.parameters
+    (26, 14)
+    """
+    inputs = Inputs.of(example_inputs)
+    original = working_copy(model)
+    cutter = Cutter(original, inputs)
+    small = cutter.run()
+    difference = cutter.difference()
+    if not difference <= tolerance_for(cutter.expected[0]):
+        raise CompactionError(f"the outputs of the smaller model differ by {difference:.1e}")
+    before, after = widths(original), widths(small)
+    report = CompactionReport(
+        (_parameters(original), _parameters(small)),
+        (multiply_adds(original, inputs), multiply_adds(small, inputs)),
+        {name: (before[name], after[name]) for name in before},
+        difference,
+        cutter.kept(),
+    )
+    _as_before(small, model)
+    return small, report
+
+
+def working_copy(model: nn.Module) -> nn.Module:
+    """A copy to trace and cut: in evaluation mode, every parameter with gradients, which tracing needs."""
+    if importlib.util.find_spec("torch_pruning") is None:
+        raise ModuleNotFoundError("compaction needs torch-pruning: pip install 'proxmo[compact]'")
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+        raise TypeError(f"model must be an nn.Module that is neither scripted nor compiled, got {type(model).__name__}")
+    try:
+        return copy.deepcopy(model).eval().requires_grad_(True)
+    except Exception as error:
+        raise CompactionError(f"the model cannot be copied: {error}") from error
+
+
+def _as_before(small: nn.Module, model: nn.Module) -> None:
+    """Give the modules and parameters the modes that they have in the model; new ones get those of their module."""
+    modes = {name: module.training for name, module in model.named_modules()}
+    for name, module in small.named_modules():
+        module.training = modes.get(name, modes[""])
+    wanted = {name: p.requires_grad for name, p in model.named_parameters()}
+    for name, p in small.named_parameters():
+        p.requires_grad_(wanted.get(name, True))
+        p.grad = None
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())

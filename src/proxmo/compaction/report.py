@@ -1,0 +1,72 @@
+"""What a compaction did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.utils.flop_counter import FlopCounterMode
+
+from proxmo.compaction.attention import FewerHeads
+from proxmo.compaction.tracing import Inputs
+
+
+@dataclass(frozen=True)
+class CompactionReport:
+    """What `compact` removed: sizes before and after, and how far the outputs differ. Prints as a table.
+
+    >>> report = CompactionReport((40, 10), (800, 200), {"hidden": (8, 2)}, 0.0, [])
+    >>> print(report)
+                   before  after
+    parameters         40     10  4.0x smaller
+    multiply-adds     800    200  4.0x fewer
+    hidden              8      2
+    largest difference of the outputs: 0.0e+00
+    """
+
+    parameters: tuple[int, int]
+    """Before and after."""
+    multiply_adds: tuple[int, int]
+    """In one call with the example inputs."""
+    widths: dict[str, tuple[int, int]]
+    """For each layer its output channels, neurons or heads."""
+    difference: float
+    """The largest difference of the outputs on the example inputs."""
+    kept: list[str]
+    """Which zero units had to stay, and why."""
+
+    def __str__(self) -> str:
+        rows = [("", "before", "after", "")]
+        for label, (before, after), word in (
+            ("parameters", self.parameters, "smaller"),
+            ("multiply-adds", self.multiply_adds, "fewer"),
+        ):
+            rows.append((label, f"{before:,}", f"{after:,}", f"{before / max(after, 1):.1f}x {word}"))
+        rows += [(name, str(before), str(after), "") for name, (before, after) in self.widths.items()]
+        first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
+        lines = [f"{a:{first}}  {b:>{second}}  {c:>{third}}  {d}".rstrip() for a, b, c, d in rows]
+        return "\n".join([*lines, f"largest difference of the outputs: {self.difference:.1e}", *self.kept])
+
+
+def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
+    """Multiply-adds of one call, of matrix products, convolutions and attention."""
+    with FlopCounterMode(display=False) as counter, torch.enable_grad():  # without gradients attention is one black box
+        inputs.call(model)
+    return int(counter.get_total_flops()) // 2
+
+
+def widths(model: nn.Module) -> dict[str, int]:
+    """Output channels, neurons or heads of each layer that has them."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            found[name] = module.out_features
+        elif isinstance(module, _ConvNd):
+            found[name] = module.out_channels
+        elif isinstance(module, nn.Embedding):
+            found[name] = module.embedding_dim
+        elif isinstance(module, (nn.MultiheadAttention, FewerHeads)):
+            found[name] = module.num_heads
+    return found

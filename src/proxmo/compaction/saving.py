@@ -1,0 +1,159 @@
+"""Compacted models in files: numbers only, nothing that could run code."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from proxmo.compaction.attention import FewerHeads
+from proxmo.files import written_whole
+
+_FORMAT = "proxmo-compact-1"
+
+
+def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a model that `compact` made smaller to a safetensors file, which `load_compact` reads.
+
+    The file has all parameters and buffers, under their names, and which attention layers have fewer heads. It is
+    written as a whole or not at all.
+
+    Args:
+        model: the model.
+        path: of the file.
+
+    >>> import tempfile
+    >>> from torch import nn
+    >>> path = Path(tempfile.mkdtemp()) / "small.safetensors"
+    >>> save_compact(nn.Linear(2, 1), path)
+    >>> load_compact(nn.Linear(2, 3), path)
+    Linear(in_features=2, out_features=1, bias=True)
+    """
+    from safetensors.torch import save_file
+
+    state = model.state_dict(keep_vars=True)
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"model must have tensors only in its state, got {type(value).__name__} for {name!r}")
+    heads = {name: [m.num_heads, m.head_dim] for name, m in model.named_modules() if isinstance(m, FewerHeads)}
+    first_names: dict[int, str] = {}  # tied tensors are written once
+    for name, value in state.items():
+        first_names.setdefault(id(value), name)
+    tensors = {name: state[name].detach().contiguous() for name in first_names.values()}
+    metadata = {"format": _FORMAT, "heads": json.dumps(heads)}
+    with written_whole(Path(path)) as temporary:
+        save_file(tensors, temporary, metadata)
+
+
+def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
+    """The model that `save_compact` wrote, from the model of the original size that your code makes.
+
+    Args:
+        model: a model of the class, with the layers, that was compacted; its numbers do not matter, and it is left as
+            it is.
+        path: of the file.
+
+    Returns:
+        A new model with the saved sizes and numbers.
+
+    >>> load_compact(nn.Linear(2, 3), "missing.safetensors")
+    Traceback (most recent call last):
+      ...
+    FileNotFoundError: No such file or directory: missing.safetensors
+    """
+    tensors, heads = _read(Path(path))
+    loaded = copy.deepcopy(model)
+    for name, (count, width) in heads.items():
+        attention = _submodule(loaded, name, path)
+        if not isinstance(attention, nn.MultiheadAttention):
+            raise ValueError(f"{path} is for a model with attention in {name!r}, got a {type(attention).__name__}")
+        loaded.set_submodule(name, FewerHeads.like(attention, count, width))
+    _check_names(loaded, tensors, path)
+    replaced: dict[Tensor, Tensor] = {}
+    for name, value in tensors.items():
+        holder, own = _submodule(loaded, name.rpartition(".")[0], path), name.rpartition(".")[2]
+        old = getattr(holder, own)
+        if isinstance(old, Tensor) and old.dim() != value.dim():
+            raise ValueError(f"{path} has {name!r} of shape {tuple(value.shape)}, the model {tuple(old.shape)}")
+        new = _like(value, old, holder)
+        setattr(holder, own, new)
+        if isinstance(old, Tensor):
+            replaced[old] = new
+    for holder in loaded.modules():
+        for own, old in list(holder.named_parameters(recurse=False, remove_duplicate=False)):
+            if old in replaced:  # tied to one that is in the file
+                setattr(holder, own, replaced[old])
+        _set_sizes(holder)
+    return loaded
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dictionary
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
+    if metadata.get("format") != _FORMAT:
+        raise ValueError(f"{path} was not written by save_compact: its format is {metadata.get('format')!r}")
+    return tensors, json.loads(metadata["heads"])
+
+
+def _submodule(model: nn.Module, name: str, path: str | os.PathLike[str]) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        raise ValueError(f"{path} is for a model with {name!r}, which this one does not have") from error
+
+
+def _check_names(model: nn.Module, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Raise if the model has tensors that the file does not, or the other way round."""
+    state = model.state_dict(keep_vars=True)
+    saved = {id(state[name]) for name in tensors if name in state}
+    missing = [name for name, value in state.items() if id(value) not in saved]
+    unknown = [name for name in tensors if name not in state and not _may_be_new(model, name)]
+    if missing or unknown:
+        raise ValueError(
+            f"{path} does not fit the model: it lacks {missing or 'nothing'}, and has {unknown or 'no'} more"
+        )
+
+
+def _may_be_new(model: nn.Module, name: str) -> bool:
+    """Whether it is the bias of a layer without one, which gets it when a constant is put there."""
+    holder, _, own = name.rpartition(".")
+    layer = dict(model.named_modules()).get(holder)
+    return own == "bias" and isinstance(layer, (nn.Linear, _ConvNd)) and layer.bias is None
+
+
+def _like(value: Tensor, old: Tensor | None, holder: nn.Module) -> Tensor:
+    """The saved numbers on the device of the old ones, a parameter if those are."""
+    if old is None:
+        return nn.Parameter(value.to(next(holder.parameters()).device))
+    moved = value.to(old.device)
+    return nn.Parameter(moved, old.requires_grad) if isinstance(old, nn.Parameter) else moved
+
+
+def _set_sizes(module: nn.Module) -> None:
+    """Let the attributes of a layer tell the sizes of its tensors."""
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, _ConvNd):
+        if module.groups == module.out_channels == module.in_channels:
+            module.groups = module.weight.shape[0]
+        first, second = module.weight.shape[0], module.weight.shape[1] * module.groups
+        transposed = isinstance(module, _ConvTransposeNd)
+        module.out_channels, module.in_channels = (second, first) if transposed else (first, second)
+    elif isinstance(module, nn.Embedding):
+        module.num_embeddings, module.embedding_dim = module.weight.shape
+    elif isinstance(module, _NormBase):
+        tensors = [x for x in (module.weight, module.running_mean) if x is not None]
+        module.num_features = len(tensors[0]) if tensors else module.num_features
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = module.weight.numel()

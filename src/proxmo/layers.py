@@ -1,0 +1,145 @@
+"""Parameter groups of a model, so that its weights are penalised layer by layer and its biases and norms are not."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from proxmo.penalties.base import Penalty
+
+PENALISED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+# the axis of a weight that runs over output units, where it is not the first
+_UNITS_LAST = (nn.Embedding, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class ParamGroups(list[dict[str, Any]]):
+    """Parameter groups for an optimizer, a list that prints as a table.
+
+    Args:
+        groups: parameter groups with named parameters.
+        notes: lines to print below the table.
+
+    >>> import proxmo
+    >>> from torch import nn
+    >>> print(param_groups(nn.Linear(2, 3), proxmo.L1(0.1)))
+    parameter  shape   penalty
+    weight     (3, 2)  L1(strength=0.1)
+    bias       (3,)    none
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], notes: Sequence[str] = ()) -> None:
+        super().__init__(groups)
+        self.notes = list(notes)
+
+    def __str__(self) -> str:
+        rows = [("parameter", "shape", "penalty")]
+        for group in self:
+            penalty = "none" if group["penalty"] is None else str(group["penalty"])
+            shapes = [(name, "not yet known" if is_lazy(p) else str(tuple(p.shape))) for name, p in group["params"]]
+            rows += [(name, shape, penalty) for name, shape in shapes]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, *self.notes])
+
+    __repr__ = __str__
+
+
+def param_groups(
+    model: nn.Module,
+    penalty: Penalty,
+    *,
+    on: tuple[type[nn.Module], ...] = PENALISED,
+    exclude: Sequence[str] = (),
+    per_layer: Mapping[str, float] | None = None,
+) -> ParamGroups:
+    """The parameters of a model as groups for an optimizer: weights of layers with a penalty, all others without.
+
+    ``dim=0`` of a penalty stands for the output units of a layer, neurons or channels, and becomes the axis that has
+    them: the first for linear layers and convolutions, the second for embeddings (whose rows are the tokens) and
+    transposed convolutions. Every other ``dim`` is taken as it is. A weight that several layers share is in the groups
+    once, penalised as in the first of them.
+
+    Args:
+        model: the model.
+        penalty: ψ for each of the weights.
+        on: the classes of layers whose ``weight`` is penalised.
+        exclude: names of layers or parameters without a penalty; ``*`` stands for anything, as in file names.
+        per_layer: the strength for layers of these names, in place of that of ``penalty``; the first that matches.
+
+    >>> import proxmo
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    >>> groups = param_groups(model, proxmo.GroupLInf(0.1), exclude=["3"], per_layer={"1": 0.5})
+    >>> groups
+    parameter  shape    penalty
+    0.weight   (50, 8)  GroupLInf(strength=0.1, dim=1)
+    1.weight   (4, 8)   GroupLInf(strength=0.5, dim=0)
+    1.bias     (4,)     none
+    2.weight   (4,)     none
+    2.bias     (4,)     none
+    3.weight   (2, 4)   none
+    3.bias     (2,)     none
+    >>> optimizer = proxmo.ProxSGD(groups, lr=0.1)
+    """
+    if not isinstance(penalty, Penalty):
+        raise TypeError(f"penalty must be a proxmo.Penalty, got {penalty!r}")
+    if isinstance(exclude, str):
+        raise TypeError(f"exclude must be a sequence of names, got the string {exclude!r}")
+    strengths = dict(per_layer or {})
+    if strengths and not hasattr(penalty, "strength"):
+        raise TypeError(f"per_layer sets a strength, which {penalty} does not have")
+    modules = dict(model.named_modules())
+    layers = {name: module for name, module in modules.items() if isinstance(module, on)}
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    _check_patterns("exclude", exclude, [*modules, *names])
+    _check_patterns("per_layer", strengths, layers)
+    penalties = _weights_with_penalty(model, layers, penalty, strengths)
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if _is_excluded(name, exclude):
+            penalties.pop(p, None)
+    groups: list[dict[str, Any]] = []
+    for name, p in model.named_parameters():
+        wanted = penalties.get(p)
+        group = next((group for group in groups if group["penalty"] == wanted), None)
+        if group is None:
+            group = {"params": [], "penalty": wanted}
+            groups.append(group)
+        group["params"].append((name, p))
+    return ParamGroups(groups)
+
+
+def _weights_with_penalty(
+    model: nn.Module, layers: Mapping[str, nn.Module], penalty: Penalty, strengths: Mapping[str, float]
+) -> dict[Tensor, Penalty]:
+    found: dict[Tensor, Penalty] = {}
+    for name, layer in layers.items():
+        weight = dict(layer.named_parameters(recurse=False)).get("weight")
+        if weight is None or weight in found:
+            continue
+        matching = [strength for pattern, strength in strengths.items() if fnmatchcase(name, pattern)]
+        changes: dict[str, Any] = {"strength": matching[0]} if matching else {}
+        if isinstance(layer, _UNITS_LAST) and getattr(penalty, "dim", None) == 0:
+            changes["dim"] = 1
+        found[weight] = dataclasses.replace(penalty, **changes)
+    return found
+
+
+def _is_excluded(parameter: str, patterns: Iterable[str]) -> bool:
+    """Whether the name of the parameter, or of a module that it is in, matches."""
+    parts = parameter.split(".")
+    holders = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return any(fnmatchcase(holder, pattern) for holder in holders for pattern in patterns)
+
+
+def _check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str]) -> None:
+    names = list(names)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5) or [name for name in names if name][:10]
+            raise ValueError(f"{argument} must match names of the model, such as {near}, got {pattern!r}")

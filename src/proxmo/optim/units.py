@@ -1,0 +1,101 @@
+"""Units: groups of a penalty that span several tensors, such as a neuron with its bias and its normalisation.
+
+A parameter group has them in its option `units`, as plain data that checkpoints keep: a sequence of families. The units
+of a family are alike, so that they are the rows of one matrix, and a penalty with `dim=0` on that matrix treats each
+unit as one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+
+class Slice(NamedTuple):
+    """The part of a parameter that belongs to the units of a family."""
+
+    position: int
+    """Which parameter of the group."""
+    axis: int
+    """Its axis that runs over units."""
+    indices: tuple[tuple[int, ...], ...] | None
+    """For each unit its indices along the axis; ``None``: index i is unit i, to the end of the axis."""
+
+
+Family: TypeAlias = tuple[Slice, ...]
+Units: TypeAlias = tuple[Family, ...]
+
+
+def as_units(data: Any) -> Units | None:
+    """Units from plain data, whose tuples may have become lists on their way through a file."""
+    if data is None:
+        return None
+    return tuple(
+        tuple(
+            Slice(int(position), int(axis), None if indices is None else tuple(tuple(map(int, row)) for row in indices))
+            for position, axis, indices in family
+        )
+        for family in data
+    )
+
+
+def check_units(units: Units | None, params: Sequence[Tensor]) -> None:
+    """Raise if the units do not fit the parameters of their group."""
+    for family in units or ():
+        heights = set()
+        for position, axis, indices in family:
+            if not (0 <= position < len(params) and 0 <= axis < params[position].dim()):
+                raise ValueError(f"units name axis {axis} of parameter {position}, which the group does not have")
+            size = params[position].shape[axis]
+            heights.add(size if indices is None else len(indices))
+            if indices is not None and not all(0 <= index < size for row in indices for index in row):
+                raise ValueError(f"units name indices beyond the size {size} of axis {axis} of parameter {position}")
+        if len(heights) != 1:
+            raise ValueError(f"units of a family must be as many in each of its parameters, got {sorted(heights)}")
+
+
+def seen_by_penalty(units: Units | None, tensors: Sequence[Tensor]) -> Iterable[Tensor]:
+    """The tensors that a penalty is applied to: each on its own, or for each family its units as rows of a new matrix.
+
+    >>> weight, bias = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0])
+    >>> list(seen_by_penalty(((Slice(0, 0, None), Slice(1, 0, None)),), [weight, bias]))
+    [tensor([[1., 2., 5.],
+            [3., 4., 6.]])]
+    """
+    return tensors if units is None else (joined(family, tensors) for family in units)
+
+
+def joined(family: Family, tensors: Sequence[Tensor]) -> Tensor:
+    """The units of a family as the rows of a new matrix."""
+    return torch.cat([_rows(tensors[part.position], part) for part in family], 1)
+
+
+def write_back(family: Family, matrix: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Write the rows of the matrix of a family to where `joined` took them from."""
+    widths = [_width(tensors[part.position], part) for part in family]
+    for part, rows in zip(family, torch.split(matrix, widths, 1), strict=True):
+        along_units = tensors[part.position].movedim(part.axis, 0)
+        values = rows.reshape(-1, *along_units.shape[1:])
+        if part.indices is None:
+            along_units.copy_(values)
+        else:
+            along_units.index_copy_(0, _index(part, values), values.to(along_units.dtype))
+
+
+def _rows(tensor: Tensor, part: Slice) -> Tensor:
+    along_units = tensor.movedim(part.axis, 0)
+    if part.indices is None:
+        return along_units.reshape(len(along_units), -1)
+    return along_units.index_select(0, _index(part, tensor)).reshape(len(part.indices), -1)
+
+
+def _width(tensor: Tensor, part: Slice) -> int:
+    """How many elements of the tensor each unit has."""
+    return tensor.numel() // tensor.shape[part.axis] * (1 if part.indices is None else len(part.indices[0]))
+
+
+def _index(part: Slice, like: Tensor) -> Tensor:
+    return torch.tensor(part.indices, device=like.device).flatten()
