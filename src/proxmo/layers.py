@@ -41,13 +41,19 @@ class ParamGroups(list[dict[str, Any]]):
         rows = [("parameter", "shape", "penalty")]
         for group in self:
             penalty = "none" if group["penalty"] is None else str(group["penalty"])
-            shapes = [(name, "not yet known" if is_lazy(p) else str(tuple(p.shape))) for name, p in group["params"]]
-            rows += [(name, shape, penalty) for name, shape in shapes]
+            for name, p in _named(group):
+                rows.append((name, "not yet known" if is_lazy(p) else str(tuple(p.shape)), penalty))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([*lines, *self.notes])
 
     __repr__ = __str__
+
+
+def _named(group: dict[str, Any]) -> Iterable[tuple[str, Tensor]]:
+    """Names and parameters; an optimizer that was given the group has put the names elsewhere."""
+    named: list[tuple[str, Tensor]] = group["params"]
+    return zip(group["param_names"], group["params"], strict=True) if "param_names" in group else named
 
 
 def param_groups(

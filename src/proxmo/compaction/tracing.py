@@ -159,7 +159,7 @@ class Traced:
         members = [
             self._member(item.dep.target, item.dep.handler, list(item.idxs), list(item.root_idxs))
             for item in group
-            if not _is_transposed_weight(item.dep.target)
+            if item.dep.target.module in self._names or not _is_view_of_weight(item.dep.target)
         ]
         obstacles = [obstacle for member in members if (obstacle := self._obstacle(member)) is not None]
         size = 1 + max(members[0].units)
@@ -195,9 +195,10 @@ class Traced:
         return None
 
 
-def _is_transposed_weight(node: Any) -> bool:
-    """Whether it is only a step inside a linear layer, which autograd shows and torch-pruning takes for data."""
-    return not node.inputs and "TBackward0" in str(node.grad_fn)
+def _is_view_of_weight(node: Any) -> bool:
+    """Whether it is only a step inside a layer, which autograd shows and torch-pruning takes for data."""
+    sources = [source for source, _ in getattr(node.grad_fn, "next_functions", ())]
+    return bool(sources) and all(type(source).__name__ == "AccumulateGrad" for source in sources) and not node.inputs
 
 
 def _is_depthwise(module: _ConvNd) -> bool:

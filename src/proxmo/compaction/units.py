@@ -168,6 +168,9 @@ def _trial(model: nn.Module, inputs: Inputs, families: list[Family]) -> dict[str
     cutter.cut_units()
     reasons: dict[str, str | None] = {}
     for family in families:
-        kept = [reason for reason, units in found[family.root].kept.items() if 0 in units]
+        of_family = found[family.root]
+        kept = [reason for reason, units in of_family.kept.items() if 0 in units]
+        if not kept and 0 not in of_family.units:
+            kept = ["with all its weights zero, a unit still depends on the input"]
         reasons[family.root] = kept[0] if kept else cutter.refused.get(family.root)
     return reasons

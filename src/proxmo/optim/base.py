@@ -179,6 +179,8 @@ class ProxOptimizer(Optimizer):
         for group in state["param_groups"]:
             if isinstance(group["penalty"], Penalty):
                 group["penalty"] = {"class": type(group["penalty"]).__name__, **_plain(group["penalty"])}
+            if group["units"] is not None:
+                group["units"] = [[list(part) for part in family] for family in group["units"]]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,0 +1,329 @@
+"""How small a network gets, and what that costs in accuracy and gains in time: `python -m benchmarks.autosize`.
+
+A network with two hidden layers and a ResNet-18 of width 8 are trained with ℓ∞,1 and ℓ2,1 on whole units, for a sweep
+of strengths, and compacted. Three ways to train: the prox with momentum, the prox without (vanilla), and what people do
+without a prox: momentum on the loss plus the penalty, by its subgradient, then the units with the smallest norms are
+pruned until the layers are as narrow as those of the first way. Each way has its own lr, tuned at the middle strength
+by the objective on the training images. Times are those of one thread, dense and compacted by turns in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional
+
+from proxmo import GroupL2, GroupLInf, ProxSGD, compact, unit_groups
+from proxmo.experiments.data import load
+from proxmo.experiments.images import Batches, Images, plain_batches
+from proxmo.experiments.networks import ResNet18
+from proxmo.experiments.threads import one_thread
+from proxmo.files import written_whole
+from proxmo.optim.units import joined, seen_by_penalty, write_back
+
+Method = Literal["momentum", "vanilla", "subgradient"]
+METHODS: tuple[Method, ...] = ("momentum", "vanilla", "subgradient")
+COLOURS = {"momentum": "#D55E00", "vanilla": "#0072B2", "subgradient": "#009E73"}
+LABELS = {"momentum": "prox, momentum", "vanilla": "prox, vanilla", "subgradient": "subgradient, then pruned"}
+PENALTIES = {"ℓ2,1": GroupL2, "ℓ∞,1": GroupLInf}
+RATES = (1.0, 0.3, 0.1)
+ROUNDS = 30  # of timing
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network, its data, and how it is trained."""
+
+    name: str
+    images: Images
+    make: Callable[[], nn.Module]
+    batch: int
+    epochs: int
+    strengths: dict[str, tuple[float, ...]]
+
+
+@dataclass
+class Result:
+    """A network that was trained and compacted."""
+
+    problem: str
+    penalty: str
+    method: Method
+    strength: float
+    lr: float
+    seed: int
+    objective: float
+    """F on the training images, before anything is pruned."""
+    dense_accuracy: float
+    accuracy: float
+    """On the test images, after compaction."""
+    parameters: tuple[int, int]
+    multiply_adds: tuple[int, int]
+    speed_up: float
+
+
+@dataclass
+class Trained:
+    """A network at the end of its training, and its optimizer, which knows its units."""
+
+    network: nn.Module
+    optimizer: ProxSGD
+    objective: float
+
+
+def train(problem: Problem, penalty_name: str, method: Method, strength: float, lr: float, seed: int) -> Trained:
+    """Train a network in one of the three ways."""
+    torch.manual_seed(seed)
+    network = problem.make()
+    penalty = PENALTIES[penalty_name](strength)
+    example = next(plain_batches(problem.images, problem.images.test, 2))[0]
+    optimizer = ProxSGD(unit_groups(network, example, penalty), lr, 0.0 if method == "vanilla" else 0.9)
+    group = optimizer.param_groups[0]
+    if method == "subgradient":
+        group["penalty"] = None
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [problem.epochs * 2 // 3], gamma=0.1)
+    batches = Batches(problem.images, problem.batch, torch.Generator().manual_seed(seed))
+    loss_sum = 0.0
+    for _ in range(problem.epochs):
+        loss_sum = 0.0
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(network(inputs), labels)
+            loss_sum += loss.item()
+            if method == "subgradient":
+                loss = loss + sum(penalty.value(x) for x in seen_by_penalty(group["units"], group["params"]))
+            loss.backward()
+            optimizer.step()
+        scheduler.step()
+    group["penalty"] = penalty
+    return Trained(network.eval(), optimizer, loss_sum / len(batches) + float(optimizer.penalty_value()))
+
+
+@torch.no_grad()
+def widths(optimizer: ProxSGD) -> list[int]:
+    """How many units of each family are not zero, one at least."""
+    group = optimizer.param_groups[0]
+    return [max(1, int(matrix.any(1).sum())) for matrix in seen_by_penalty(group["units"], group["params"])]
+
+
+@torch.no_grad()
+def prune(optimizer: ProxSGD, keep: list[int]) -> None:
+    """Set all but the units with the largest norms to zero."""
+    group = optimizer.param_groups[0]
+    for family, count in zip(group["units"], keep, strict=True):
+        matrix = joined(family, group["params"])
+        matrix[matrix.norm(dim=1).argsort(descending=True)[count:]] = 0
+        write_back(family, matrix, group["params"])
+
+
+@torch.no_grad()
+def accuracy(network: nn.Module, images: Images) -> float:
+    right = sum(int((network(x).argmax(1) == y).sum()) for x, y in plain_batches(images, images.test, 1000))
+    return right / len(images.test)
+
+
+@torch.no_grad()
+def speed_up(dense: nn.Module, small: nn.Module, inputs: Tensor) -> float:
+    """The ratio of the median times, both measured by turns."""
+    times: dict[nn.Module, list[float]] = {dense: [], small: []}
+    for _ in range(ROUNDS):
+        for network, taken in times.items():
+            begun = time.perf_counter()
+            network(inputs)
+            taken.append(time.perf_counter() - begun)
+    return statistics.median(times[dense]) / statistics.median(times[small])
+
+
+def compare(problem: Problem, penalty: str, seeds: int, advance: Callable[[], None]) -> list[Result]:
+    """All methods, strengths and seeds for one problem and penalty."""
+    strengths = problem.strengths[penalty]
+    inputs = next(plain_batches(problem.images, problem.images.test, 256))[0]
+    rates: dict[Method, float] = {}
+    for method in METHODS:
+        objectives = {}
+        for lr in RATES:
+            objectives[lr] = train(problem, penalty, method, strengths[len(strengths) // 2], lr, seed=1000).objective
+            advance()
+        rates[method] = min(RATES, key=objectives.__getitem__)
+    results = []
+    for strength in strengths:
+        for seed in range(seeds):
+            keep: list[int] = []
+            for method in METHODS:
+                run = train(problem, penalty, method, strength, rates[method], seed)
+                dense_accuracy = accuracy(run.network, problem.images)
+                if method == "momentum":
+                    keep = widths(run.optimizer)
+                elif method == "subgradient":
+                    prune(run.optimizer, keep)
+                small, report = compact(run.network, inputs[:2])
+                results.append(
+                    Result(
+                        problem.name,
+                        penalty,
+                        method,
+                        strength,
+                        rates[method],
+                        seed,
+                        run.objective,
+                        dense_accuracy,
+                        accuracy(small, problem.images),
+                        report.parameters,
+                        report.multiply_adds,
+                        speed_up(run.network, small, inputs),
+                    )
+                )
+                advance()
+    return results
+
+
+def two_hidden_layers(pixels: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(pixels, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
+
+
+def problems(fashion: Path | None) -> list[Problem]:
+    digits = load("digits")
+    found = [
+        Problem(
+            "two layers, digits",
+            digits,
+            lambda: two_hidden_layers(64),
+            batch=64,
+            epochs=60,
+            strengths={"ℓ2,1": (0.001, 0.003, 0.006, 0.01, 0.02), "ℓ∞,1": (0.01, 0.03, 0.06, 0.1, 0.15)},
+        ),
+        Problem(
+            "ResNet, digits",
+            digits,
+            lambda: ResNet18(8, 1, 10),
+            batch=128,
+            epochs=30,
+            strengths={"ℓ2,1": (0.01, 0.03, 0.1, 0.2), "ℓ∞,1": (0.1, 0.3, 1.0, 2.0)},
+        ),
+    ]
+    if fashion is not None:
+        images = load("fashion-mnist", fashion)
+        pixels = images.train.images[0].numel()
+        strengths = {"ℓ2,1": (0.001, 0.003, 0.006, 0.01), "ℓ∞,1": (0.01, 0.03, 0.06, 0.1)}
+        found.append(Problem("two layers, Fashion-MNIST", images, lambda: two_hidden_layers(pixels), 512, 6, strengths))
+    return found
+
+
+def means(results: list[Result]) -> list[dict[str, object]]:
+    """The mean over seeds of each setting."""
+    groups: dict[tuple[str, str, str, float], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.problem, result.penalty, result.method, result.strength), []).append(result)
+    return [
+        {
+            "problem": problem,
+            "penalty": penalty,
+            "method": method,
+            "strength": strength,
+            "lr": group[0].lr,
+            "objective": statistics.mean(r.objective for r in group),
+            "dense accuracy": statistics.mean(r.dense_accuracy for r in group),
+            "accuracy": statistics.mean(r.accuracy for r in group),
+            "dense parameters": group[0].parameters[0],
+            "parameters": statistics.mean(r.parameters[1] for r in group),
+            "multiply-adds": statistics.mean(r.multiply_adds[0] / r.multiply_adds[1] for r in group),
+            "speed-up": statistics.geometric_mean(r.speed_up for r in group),
+        }
+        for (problem, penalty, method, strength), group in groups.items()
+    ]
+
+
+COLUMNS = ("problem", "penalty", "strength", "method", "lr", "F", "accuracy", "parameters", "smaller", "work", "faster")
+
+
+def rows(results: list[Result]) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(mean["problem"]),
+            str(mean["penalty"]),
+            f"{mean['strength']:g}",
+            LABELS[str(mean["method"])],
+            f"{mean['lr']:g}",
+            f"{mean['objective']:.3f}",
+            f"{mean['accuracy']:.1%}",
+            f"{mean['parameters']:,.0f}",
+            f"{mean['dense parameters'] / mean['parameters']:.1f}×",  # type: ignore[operator]
+            f"{mean['multiply-adds']:.1f}×",
+            f"{mean['speed-up']:.1f}×",
+        )
+        for mean in means(results)
+    ]
+
+
+def markdown(results: list[Result]) -> str:
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows(results)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def draw(results: list[Result]) -> Figure:
+    """Accuracy against size and against measured speed, a row of panels for each problem and penalty."""
+    pairs = list(dict.fromkeys((result.problem, result.penalty) for result in results))
+    figure = Figure(figsize=(10, 3.1 * len(pairs)), layout="constrained")
+    panels = figure.subplots(len(pairs), 2, squeeze=False)
+    for (problem, penalty), (by_size, by_speed) in zip(pairs, panels, strict=True):
+        for method in METHODS:
+            wanted = (problem, penalty, method)
+            chosen = [m for m in means(results) if (m["problem"], m["penalty"], m["method"]) == wanted]
+            accuracies = [100 * m["accuracy"] for m in chosen]  # type: ignore[operator]
+            style = {"marker": "o", "color": COLOURS[method], "label": LABELS[method]}
+            by_size.plot([m["parameters"] for m in chosen], accuracies, **style)
+            by_speed.plot([m["speed-up"] for m in chosen], accuracies, **style)
+        for axes, label in (
+            (by_size, "parameters after compaction"),
+            (by_speed, "times faster than the dense network"),
+        ):
+            axes.set(xscale="log", xlabel=label, ylabel="test accuracy (%)", title=f"{problem}, {penalty}")
+            axes.grid(alpha=0.3)
+    panels[0][0].legend()
+    return figure
+
+
+@one_thread()
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fashion-mnist", type=Path, help="folder of its files, to use it as well")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("results/autosize"))
+    options = parser.parse_args(arguments)
+    jobs = [(problem, penalty) for problem in problems(options.fashion_mnist) for penalty in PENALTIES]
+    runs = [len(METHODS) * (len(RATES) + len(p.strengths[penalty]) * options.seeds) for p, penalty in jobs]
+    results = []
+    with Progress() as progress:
+        task = progress.add_task("training runs", total=sum(runs))
+        for problem, penalty in jobs:
+            results += compare(problem, penalty, options.seeds, lambda: progress.advance(task))
+    options.out.mkdir(parents=True, exist_ok=True)
+    with written_whole(options.out / "autosize.json") as path:
+        path.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")
+    with written_whole(options.out / "autosize.png") as path:
+        draw(results).savefig(path, dpi=110)
+    with written_whole(options.out / "autosize.md") as path:
+        path.write_text(markdown(results), encoding="utf-8")
+    table = Table(*COLUMNS)
+    for row in rows(results):
+        table.add_row(*row)
+    Console(width=170).print(table, f"figure, table and numbers: {options.out}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

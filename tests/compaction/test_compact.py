@@ -1,0 +1,266 @@
+"""Compaction: what is zero goes, what the model computes stays."""
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import proxmo
+from compaction.models import CASES, call, make
+from proxmo import CompactionError, GroupL2, ProxSGD, compact, unit_groups
+
+
+def zero_units(optimizer: ProxSGD, share: float) -> None:
+    """Set units to exact zeros, as a prox would: the first of each family, up to a share of them."""
+    group = optimizer.param_groups[0]
+    with torch.no_grad():
+        for family in group["units"]:
+            matrix = proxmo.optim.units.joined(family, group["params"])
+            matrix[: int(len(matrix) * share)] = 0
+            proxmo.optim.units.write_back(family, matrix, group["params"])
+
+
+def fresh_inputs(example: Any) -> Any:
+    """Other inputs of the same kind, which compaction has not seen."""
+    if isinstance(example, dict):
+        return {name: fresh_inputs(value) for name, value in example.items()}
+    if not example.is_floating_point():
+        return example.flip(1)
+    return 3 * torch.randn(example.shape, generator=torch.Generator().manual_seed(7)) + 1
+
+
+def assert_same_outputs(model: nn.Module, small: nn.Module, example: Any) -> None:
+    for inputs in (example, fresh_inputs(example)):
+        for a, b in zip(call(model, inputs), call(small, inputs), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[2]])
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_half_of_the_units_gone_the_function_is_the_same(name: str, share: float) -> None:
+    model, example = make(name)
+    groups = unit_groups(model, example, GroupL2(0.1))
+    units = groups[0]["units"]
+    assert len(units) == CASES[name][2]
+    optimizer = ProxSGD(groups)
+    zero_units(optimizer, share)
+    model.eval()
+    before = copy.deepcopy(model.state_dict())
+    small, report = compact(model, example)
+    assert_same_outputs(model, small, example)
+    assert report.difference <= 1e-5
+    assert report.parameters == tuple(sum(p.numel() for p in m.parameters()) for m in (model, small))
+    assert report.parameters[1] < report.parameters[0]
+    assert report.multiply_adds[1] < report.multiply_adds[0]
+    assert report.kept == []
+    # all that was zero is gone: what is left of the units has no zeros any more
+    left = unit_groups(small, example, GroupL2(0.1))
+    assert not left or all(s.groups in (None, 0.0) for s in ProxSGD(left).sparsity())
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_model_without_zeros_stays_as_it_is(name: str) -> None:
+    model, example = make(name)
+    small, report = compact(model.eval(), example)
+    assert report.parameters[0] == report.parameters[1]
+    assert all(before == after for before, after in report.widths.values())
+    assert small is not model
+    for a, b in zip(call(model, example), call(small, example), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_model_that_is_all_zero_keeps_one_unit_of_each_layer(name: str) -> None:
+    model, example = make(name)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    small, _ = compact(model.eval(), example)
+    assert_same_outputs(model, small, example)
+    assert all(size > 0 for p in small.parameters() for size in p.shape)
+
+
+def trained_network() -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(0)
+    inputs = torch.randn(100, 2, 6, 6)
+    model = nn.Sequential(
+        nn.Conv2d(2, 12, 3),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.Conv2d(12, 8, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32, 1),
+    )
+    optimizer = ProxSGD(unit_groups(model, inputs[:2], GroupL2(0.05)), lr=0.1)
+    for _ in range(300):
+        optimizer.zero_grad()
+        (model(inputs).squeeze(1) - inputs[:, 0, 2, 2]).square().mean().backward()
+        optimizer.step()
+    return model, inputs
+
+
+def test_what_training_made_zero_is_removed() -> None:
+    model, inputs = trained_network()
+    zero = (model[0].weight == 0).flatten(1).all(1)
+    assert 0 < zero.sum() < 12
+    assert not model[0].bias[zero].any()
+    assert not model[1].weight[zero].any()
+    assert not model[1].bias[zero].any()
+    small, report = compact(model, inputs[:3])
+    assert small.training
+    assert report.widths["0"] == (12, 12 - int(zero.sum()))
+    assert_same_outputs(model.eval(), small.eval(), inputs)
+    small.train()
+    loss = small(inputs).square().mean()  # and can be trained on
+    loss.backward()
+    assert all(p.grad is not None for p in small.parameters())
+
+
+def test_a_constant_goes_into_the_bias_where_that_is_exact() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.Sigmoid(),
+        nn.Conv2d(6, 4, 3, bias=False),
+        nn.Flatten(),
+        nn.Linear(16, 2),
+    ).eval()
+    with torch.no_grad():
+        model[0].weight[:2] = 0  # emits σ of a shift
+        model[1].weight[2] = 0  # emits σ(bias), whatever the convolution does
+        nn.init.normal_(model[1].bias)
+        nn.init.normal_(model[1].running_mean)
+    inputs = torch.randn(3, 2, 6, 6)
+    small, report = compact(model, inputs)
+    assert report.widths["0"] == (6, 3)
+    assert isinstance(small[3], nn.Conv2d)
+    assert small[3].bias is not None
+    assert_same_outputs(model, small, inputs)
+
+
+def test_a_constant_that_meets_zero_padding_stays_and_is_named() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3, padding=1), nn.Flatten(), nn.Linear(64, 2))
+    with torch.no_grad():
+        model[0].weight[[1, 4]] = 0
+        model[0].bias[1], model[0].bias[4] = 0.5, 0.0
+    inputs = torch.randn(3, 2, 6, 6)
+    small, report = compact(model, inputs)
+    assert report.widths["0"] == (6, 5)  # the one without a bias goes
+    assert report.kept == ["0: unit 1 stays: '2' pads the constant with zeros"]
+    assert_same_outputs(model, small, inputs)
+    model[2].padding_mode = "replicate"
+    assert compact(model, inputs)[1].widths["0"] == (6, 4)
+
+
+def test_units_that_nobody_reads_go_and_those_that_only_they_read() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[4].weight[:, 1:] = 0  # one unit of the second layer is read
+        model[2].weight[0, 2:] = 0  # which reads two of the first
+    small, report = compact(model, torch.randn(6, 3))
+    assert [after for _, after in report.widths.values()] == [2, 1, 2]
+    assert_same_outputs(model, small, torch.randn(6, 3))
+
+
+def test_a_unit_that_is_silent_only_on_the_example_stays() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    with torch.no_grad():
+        model[0].bias[0] = -100.0  # the ReLU is shut for all inputs of this size
+    _, report = compact(model, torch.randn(6, 3))
+    assert report.widths["0"] == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "reason"),
+    [
+        ("tied", "hidden", "a weight of 'head' is shared"),
+        ("used twice", "layer", "'layer' is used 2 times"),
+        ("added to input", "conv", "'head' does not see a constant"),
+        ("centred", "layer", "'head' does not see a constant"),
+        ("two layers", "2", "it is an output of the model"),
+    ],
+)
+def test_zero_units_that_must_stay_are_named_with_the_reason(name: str, layer: str, reason: str) -> None:
+    model, example = make(name)
+    with torch.no_grad():
+        for p in model.get_submodule(layer).parameters():
+            p[1] = 0
+    small, report = compact(model.eval(), example)
+    assert any(re.search(f"^{re.escape(layer)}: unit 1 stays: {reason}", line) for line in report.kept), report.kept
+    assert_same_outputs(model, small, example)
+
+
+def test_a_cut_that_breaks_the_model_is_taken_back_and_the_others_are_made() -> None:
+    model, example = make("own attention")
+    with torch.no_grad():
+        for layer in (model.query, model.key, model.value):  # type: ignore[union-attr]
+            layer.weight[0] = 0  # type: ignore[index, operator, union-attr]
+            layer.bias[0] = 0  # type: ignore[index, operator, union-attr]
+        model.embed.weight[3] = 0  # type: ignore[index, operator, union-attr]
+    small, report = compact(model.eval(), example)
+    assert report.widths["embed"] == (8, 7)
+    assert report.widths["value"] == (8, 8)
+    assert [line for line in report.kept if "without them the model does not run" in line]
+    assert_same_outputs(model, small, example)
+
+
+@pytest.mark.parametrize("second", [nn.Conv2d(4, 4, 1, groups=2), weight_norm(nn.Conv2d(4, 4, 1))])
+def test_layers_that_cannot_be_cut_are_left_alone(second: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), second, nn.Flatten(), nn.Linear(16, 2))
+    with torch.no_grad():
+        model[0].weight[0], model[0].bias[0] = 0, 0
+    small, report = compact(model, torch.randn(2, 2, 2, 2))
+    assert report.widths["0"] == (4, 4)
+    assert_same_outputs(model.eval(), small.eval(), torch.randn(2, 2, 2, 2))
+
+
+def test_frozen_parameters_modes_and_dtypes_stay() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Dropout(), nn.ReLU(), nn.Linear(6, 2)).double()
+    model[3].requires_grad_(False)
+    model[1].eval()
+    with torch.no_grad():
+        model[0].weight[:3] = 0
+    small, report = compact(model, torch.randn(4, 3, dtype=torch.float64))
+    assert report.difference <= 1e-12
+    assert [p.requires_grad for p in small.parameters()] == [True, True, False, False]
+    assert [module.training for module in small.modules()] == [True, True, False, True, True]
+    assert {p.dtype for p in small.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (
+            torch.compile(nn.Linear(2, 2), backend="eager"),
+            TypeError,
+            "neither scripted nor compiled, got OptimizedModule",
+        ),
+        (nn.Identity(), CompactionError, "no output depends on its parameters"),
+        (nn.Linear(5, 2), RuntimeError, "shapes cannot be multiplied"),
+        ("model", TypeError, "model must be an nn.Module"),
+    ],
+)
+def test_models_that_cannot_be_traced_are_refused(model: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        compact(model, torch.randn(2, 2))
+
+
+def test_no_randomness_is_used_up() -> None:
+    model, example = make("ResNet")
+    state = torch.get_rng_state()
+    unit_groups(model, example, GroupL2(0.1))
+    compact(model, example)
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training

@@ -1,0 +1,117 @@
+"""Compacted models in files."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import proxmo
+from compaction.models import CASES, call, make
+from compaction.test_compact import zero_units
+from proxmo import GroupL2, ProxSGD, compact, load_compact, save_compact, unit_groups
+
+
+def compacted(name: str) -> nn.Module:
+    """What compaction makes of a model, more than half of whose units are zero."""
+    model, example = make(name)
+    if CASES[name][2]:
+        zero_units(ProxSGD(unit_groups(model, example, GroupL2(0.1))), 0.6)
+    return compact(model.eval(), example)[0]
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_model_comes_back_from_its_file(name: str, tmp_path: Path) -> None:
+    small = compacted(name)
+    path = tmp_path / "small.safetensors"
+    save_compact(small, path)
+    assert [file.name for file in tmp_path.iterdir()] == ["small.safetensors"]
+    other, example = make(name)
+    before = copy.deepcopy(other.state_dict())
+    loaded = load_compact(other.eval(), path)
+    assert str(loaded) == str(small)  # with all sizes
+    for a, b in zip(call(small, example), call(loaded, example), strict=True):
+        assert torch.equal(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), other.state_dict().values(), strict=True))
+    assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in small.named_parameters()]
+
+
+def test_a_bias_that_compaction_added_comes_back(tmp_path: Path) -> None:
+    def network() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 5), nn.Sigmoid(), nn.Linear(5, 2, bias=False))
+
+    model = network()
+    with torch.no_grad():
+        model[0].weight[:2] = 0
+    small, _ = compact(model, torch.randn(4, 3))
+    assert small[2].bias is not None  # type: ignore[index]
+    save_compact(small, tmp_path / "small.safetensors")
+    loaded = load_compact(network(), tmp_path / "small.safetensors")
+    inputs = torch.randn(4, 3)
+    assert torch.equal(loaded(inputs), small(inputs))
+
+
+def test_ties_and_frozen_parameters_stay(tmp_path: Path) -> None:
+    small = compacted("tied")
+    save_compact(small, tmp_path / "small.safetensors")
+    other, _ = make("tied")
+    other.hidden.weight.requires_grad_(False)  # type: ignore[union-attr, operator]
+    loaded = load_compact(other, tmp_path / "small.safetensors")
+    assert loaded.head.weight is loaded.embedding.weight  # type: ignore[union-attr]
+    assert not loaded.hidden.weight.requires_grad  # type: ignore[union-attr]
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    save_compact(nn.Sequential(nn.Linear(2, 3)), path)
+    with pytest.raises(ValueError, match=r"does not fit the model: it lacks \['1.weight', '1.bias'\], and has no more"):
+        load_compact(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), path)
+    with pytest.raises(ValueError, match=r"it lacks nothing, and has \['0.bias', '0.weight'\] more"):
+        load_compact(nn.Sequential(), path)
+    with pytest.raises(ValueError, match=r"has '0.weight' of shape \(3, 2\), the model \(3, 2, 1\)"):
+        load_compact(nn.Sequential(nn.Conv1d(2, 3, 1)), path)
+    small = compacted("Transformer")
+    save_compact(small, path)
+    with pytest.raises(ValueError, match="is for a model with 'layers"):
+        load_compact(nn.Linear(2, 3), path)
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    model = nn.Linear(2, 3)
+    save_compact(model, path)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ValueError, match="is damaged or not a safetensors file"):
+        load_compact(model, path)
+    save_file({"weight": torch.ones(3, 2)}, path)
+    with pytest.raises(ValueError, match="was not written by save_compact"):
+        load_compact(model, path)
+    torch.save(model.state_dict(), path)  # a pickle is not even looked into
+    with pytest.raises(ValueError, match="is damaged or not a safetensors file"):
+        load_compact(model, path)
+    with pytest.raises(FileNotFoundError):
+        save_compact(model, tmp_path / "missing" / "small.safetensors")
+
+
+def test_state_that_is_not_tensors_is_refused(tmp_path: Path) -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"count": 1}
+
+        def set_extra_state(self, state: object) -> None: ...
+
+    with pytest.raises(TypeError, match="must have tensors only in its state, got dict for '_extra_state'"):
+        save_compact(Extra(2, 2), tmp_path / "small.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_any_model_can_be_saved(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    proxmo.save_compact(model, tmp_path / "whole.safetensors")
+    loaded = load_compact(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), str(tmp_path / "whole.safetensors"))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.state_dict().values(), loaded.state_dict().values(), strict=True)
+    )

@@ -1,0 +1,259 @@
+"""Units: groups of a penalty that span several tensors are one group for the optimizer."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import proxmo
+from proxmo.criteria import gradient_norm
+from proxmo.optim.units import Slice, joined, write_back
+
+WHOLE = None
+# a weight with its bias; the second axis of a tensor; two units that share a tensor with others
+UNITS = (
+    (Slice(0, 0, WHOLE), Slice(1, 0, WHOLE)),
+    (Slice(2, 1, ((0, 3), (1, 2))), Slice(3, 0, ((4,), (0,)))),
+)
+SHAPES = ((3, 4, 2), (3,), (2, 4), (5,))
+
+
+def make_params(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    draw = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+    return [x.to(dtype).requires_grad_() for x in draw]
+
+
+def set_gradients(params: list[Tensor], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
+
+
+def make(params: list[Tensor], penalty: proxmo.Penalty | None, **options: object) -> proxmo.ProxSGD:
+    return proxmo.ProxSGD([{"params": params, "penalty": penalty, "units": UNITS}], **options)  # type: ignore[arg-type]
+
+
+def reference_shrink(blocks: list[NDArray[np.float64]], threshold: float) -> None:
+    """The group lasso's prox on one unit, written down once more in numpy."""
+    norm = np.sqrt(sum((block**2).sum() for block in blocks))
+    for block in blocks:
+        block *= max(0.0, 1 - threshold / norm)
+
+
+def test_a_step_is_the_prox_on_whole_units() -> None:
+    params = make_params()
+    optimizer = make(params, proxmo.GroupL2(2.0), lr=0.1, momentum=0.7)
+    points = [p.detach().numpy().copy() for p in params]
+    averages: list[NDArray[np.float64]] = []
+    for step in range(20):
+        set_gradients(params, step)
+        gradients = [p.grad.numpy().copy() for p in params if p.grad is not None]
+        averages = [0.7 * m + 0.3 * g for m, g in zip(averages, gradients, strict=True)] if averages else gradients
+        optimizer.step()
+        for point, average in zip(points, averages, strict=True):
+            point -= 0.1 * average
+        for row in range(3):
+            reference_shrink([points[0][row : row + 1], points[1][row : row + 1]], 0.2)
+        for columns, place in (((0, 3), 4), ((1, 2), 0)):
+            block = points[2][:, columns]  # a copy
+            reference_shrink([block, points[3][place : place + 1]], 0.2)
+            points[2][:, columns] = block
+        for p, point in zip(params, points, strict=True):
+            np.testing.assert_allclose(p.detach().numpy(), point, rtol=1e-12, atol=1e-14)
+    assert float(params[3].detach()[1]) != 0  # in no unit: moved by gradients alone
+
+
+@pytest.mark.parametrize("penalty", [proxmo.GroupL2(60.0), proxmo.GroupLInf(300.0), proxmo.SparseGroup(1.0, 60.0)])
+def test_units_vanish_as_a_whole(penalty: proxmo.Penalty) -> None:
+    params = make_params()
+    optimizer = make(params, penalty, lr=0.1, momentum=0.0)
+    set_gradients(params, 0)
+    optimizer.step()
+    assert not params[0].any()
+    assert not params[1].any()
+    assert not params[2].any()
+    assert [bool(x) for x in params[3]] == [False, True, True, True, False]
+    assert optimizer.sparsity() == [proxmo.Sparsity(zeros=(24 + 3 + 8 + 2) / 40, groups=1.0)]
+
+
+@pytest.mark.parametrize("penalty", [proxmo.GroupL2(0.5), proxmo.GroupLInf(0.5), proxmo.SparseGroup(0.1, 0.5)])
+def test_values_and_subgradients_are_those_of_the_units(penalty: proxmo.Penalty) -> None:
+    params = make_params()
+    optimizer = make(params, penalty, lr=0.1, momentum=0.0)
+    expected = sum(float(penalty.value(joined(family, [p.detach() for p in params]))) for family in UNITS)
+    assert float(optimizer.penalty_value()) == pytest.approx(expected, rel=1e-12)
+    optimizer.certify = True
+    set_gradients(params, 0)
+    before = [p.detach().clone() for p in params]
+    gradients = [p.grad.clone() for p in params if p.grad is not None]
+    optimizer.step()
+    for p, old, gradient in zip(params, before, gradients, strict=True):
+        certificate = optimizer.certificate(p)
+        torch.testing.assert_close(certificate.subgradient, (old - p.detach()) / 0.1 - gradient, rtol=1e-9, atol=1e-9)
+    # the inequality of a subgradient, at random points
+    for seed in range(1, 20):
+        other = [p.detach() for p in make_params(seed)]
+        rise = sum(
+            float((optimizer.certificate(p).subgradient * (u - p.detach())).sum())
+            for p, u in zip(params, other, strict=True)
+        )
+        there = sum(float(penalty.value(joined(family, other))) for family in UNITS)
+        assert there >= float(optimizer.penalty_value()) + rise - 1e-9
+
+
+def test_the_gradient_of_the_objective_is_that_of_autograd() -> None:
+    params = make_params()
+    optimizer = make(params, proxmo.GroupL2(0.5))
+    set_gradients(params, 0)
+    points = [p.detach().clone().requires_grad_() for p in params]
+    loss = sum((x * p.grad).sum() for x, p in zip(points, params, strict=True) if p.grad is not None)
+    value = 0.5 * (points[0].square().sum((1, 2)) + points[1].square()).sqrt().sum()
+    value = value + 0.5 * (points[2][:, [0, 3]].square().sum() + points[3][4].square()).sqrt()
+    value = value + 0.5 * (points[2][:, [1, 2]].square().sum() + points[3][0].square()).sqrt()
+    gradients = torch.autograd.grad(loss + value, points)
+    assert gradient_norm(optimizer) == pytest.approx(sum(float(g.square().sum()) for g in gradients), rel=1e-12)
+
+
+def test_checkpoints_go_on_to_the_bit_and_keep_the_units() -> None:
+    def run(optimizer: proxmo.ProxSGD, params: list[Tensor], steps: range) -> None:
+        for step in steps:
+            set_gradients(params, step)
+            optimizer.step()
+
+    whole = make_params()
+    run(make(whole, proxmo.GroupLInf(0.5), lr=0.1), whole, range(10))
+    params = make_params()
+    optimizer = make(params, proxmo.GroupLInf(0.5), lr=0.1)
+    run(optimizer, params, range(5))
+    file = io.BytesIO()
+    torch.save({"optimizer": optimizer.state_dict(), "params": [p.detach() for p in params]}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    again = [p.clone().requires_grad_() for p in saved["params"]]
+    other = make(again, proxmo.GroupLInf(0.1), lr=0.3)
+    other.load_state_dict(saved["optimizer"])
+    run(other, again, range(5, 10))
+    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
+    plain = proxmo.ProxSGD(make_params(), penalty=proxmo.GroupLInf(0.1, dim=0))
+    with pytest.raises(ValueError, match="whose units differ"):
+        plain.load_state_dict(saved["optimizer"])
+    assert plain.param_groups[0]["penalty"].strength == 0.1
+
+
+def test_units_survive_copies() -> None:
+    params = make_params()
+    optimizer = make(params, proxmo.GroupL2(0.5), lr=0.1)
+    twin = copy.deepcopy(optimizer)
+    twins = twin.param_groups[0]["params"]
+    for group in (params, twins):
+        set_gradients(group, 0)
+    optimizer.step()
+    twin.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_narrow_dtypes_round_once(dtype: torch.dtype) -> None:
+    params, exact = make_params(dtype=dtype), make_params(dtype=dtype)
+    exact = [p.detach().double().requires_grad_() for p in exact]
+    for group in (params, exact):
+        set_gradients(group, 3)
+    for p, e in zip(params, exact, strict=True):
+        e.grad = p.grad.double() if p.grad is not None else None
+    make(params, proxmo.GroupL2(0.5), lr=0.1).step()
+    make(exact, proxmo.GroupL2(0.5), lr=0.1).step()
+    eps = torch.finfo(dtype).eps
+    for p, e in zip(params, exact, strict=True):
+        torch.testing.assert_close(p.detach().double(), e.detach(), rtol=2 * eps, atol=2 * eps)
+
+
+def test_a_compiled_step_is_the_same() -> None:
+    params, others = make_params(dtype=torch.float32), make_params(dtype=torch.float32)
+    optimizer, compiled = (make(group, proxmo.GroupL2(0.5), lr=0.1) for group in (params, others))
+    step = torch.compile(compiled.step, fullgraph=True, backend="eager")
+    for seed in range(3):
+        for group in (params, others):
+            set_gradients(group, seed)
+        optimizer.step()
+        step()
+    for p, other in zip(params, others, strict=True):
+        torch.testing.assert_close(p, other)
+
+
+@pytest.mark.parametrize("method", [proxmo.ProxSTORM, proxmo.ProxSpiderBoost, proxmo.AutoProxSGD])
+def test_other_methods_have_units_too(method: type[proxmo.ProxOptimizer]) -> None:
+    params = make_params()
+    group = {"params": params, "penalty": proxmo.GroupL2(50.0), "units": UNITS}
+    options = {} if method is proxmo.AutoProxSGD else {"lr": 0.05}
+    if method is proxmo.ProxSpiderBoost:
+        options["period"] = 1
+    optimizer = method([group], **options)  # type: ignore[arg-type]
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = sum(((p - 1).square().sum() for p in params), torch.zeros((), dtype=torch.float64)) / 2
+        loss.backward()
+        return loss.item()
+
+    for _ in range(60):
+        optimizer.step(closure)
+    assert optimizer.sparsity()[0].groups == 1.0
+    assert params[3][1] != 0
+
+
+def test_no_gradient_at_all_is_a_step_without_them_some_is_an_error() -> None:
+    params = make_params()
+    optimizer = make(params, proxmo.GroupL2(0.5))
+    before = [p.detach().clone() for p in params]
+    optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(params, before, strict=True))
+    params[1].grad = torch.ones(3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="gradients must be on all, or none"):
+        optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(params, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("penalty", "units", "message"),
+    [
+        (proxmo.L1(1.0), UNITS, "group penalty with dim=0"),
+        (proxmo.GroupL2(1.0, dim=1), UNITS, "group penalty with dim=0"),
+        (proxmo.GroupL2(1.0), ((Slice(9, 0, None),),), "axis 0 of parameter 9"),
+        (proxmo.GroupL2(1.0), ((Slice(1, 1, None),),), "axis 1 of parameter 1"),
+        (proxmo.GroupL2(1.0), ((Slice(1, 0, ((3,),)),),), "beyond the size 3"),
+        (proxmo.GroupL2(1.0), ((Slice(0, 0, None), Slice(3, 0, None)),), r"as many in each.*\[3, 5\]"),
+    ],
+)
+def test_units_that_do_not_fit_are_refused(penalty: proxmo.Penalty, units: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        proxmo.ProxSGD([{"params": make_params(), "penalty": penalty, "units": units}])
+
+
+def test_writing_back_is_the_inverse_of_joining() -> None:
+    tensors = [p.detach() for p in make_params()]
+    channels_last = torch.randn(3, 4, 2, 2).to(memory_format=torch.channels_last)
+    for family, group in ((UNITS[1], tensors), ((Slice(0, 0, None),), [channels_last])):
+        expected = [t.clone() for t in group]
+        matrix = joined(family, group)
+        for part in {part.position for part in family}:
+            group[part].zero_() if len(group) == 1 else None
+        write_back(family, matrix, group)
+        assert all(torch.equal(a, b) for a, b in zip(group, expected, strict=True))
+
+
+def test_a_zero_unit_adds_nothing_to_the_output() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    images = torch.randn(5, 2, 6, 6)
+    groups = proxmo.unit_groups(model, images, proxmo.GroupL2(1e3))
+    optimizer = proxmo.ProxSGD(groups, lr=0.1)
+    model(images).sum().backward()
+    optimizer.step()
+    for training in (True, False):
+        hidden = model.train(training)[:3](images)
+        assert torch.equal(hidden, torch.zeros_like(hidden))

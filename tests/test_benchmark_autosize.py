@@ -1,0 +1,55 @@
+"""The benchmark of compaction: equal sizes are equal, and it writes what it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import autosize
+from torch import nn
+
+from proxmo.experiments.data import load
+
+
+def small_problem() -> autosize.Problem:
+    return autosize.Problem(
+        "small",
+        load("digits"),
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 10)
+        ),
+        batch=64,
+        epochs=12,
+        strengths={"ℓ2,1": (0.02,), "ℓ∞,1": (0.1,)},
+    )
+
+
+def test_pruned_networks_are_as_narrow_as_those_of_the_prox() -> None:
+    results = autosize.compare(small_problem(), "ℓ2,1", 2, lambda: None)
+    by_method = {method: [r for r in results if r.method == method] for method in autosize.METHODS}
+    assert [r.parameters for r in by_method["momentum"]] == [r.parameters for r in by_method["subgradient"]]
+    assert all(r.accuracy == r.dense_accuracy for r in by_method["momentum"] + by_method["vanilla"])
+    assert all(r.parameters[1] < r.parameters[0] for r in by_method["momentum"])
+
+
+def test_the_subgradient_alone_makes_no_zeros() -> None:
+    run = autosize.train(small_problem(), "ℓ2,1", "subgradient", 0.02, 0.3, seed=0)
+    assert run.optimizer.sparsity()[0].groups == 0.0
+    autosize.prune(run.optimizer, [3, 5])
+    assert autosize.widths(run.optimizer) == [3, 5]
+    kept = run.network[1].weight.detach().any(1)  # type: ignore[index]
+    assert int(kept.sum()) == 3
+
+
+def test_figure_table_and_numbers_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(autosize, "problems", lambda fashion: [small_problem()])
+    autosize.main(["--seeds", "1", "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "autosize.json").read_text(encoding="utf-8"))
+    assert len(results) == 2 * 3
+    table = (tmp_path / "autosize.md").read_text(encoding="utf-8")
+    assert table.count("\n") == 2 + 6
+    assert (tmp_path / "autosize.png").read_bytes().startswith(b"\x89PNG")
+    assert "subgradient, then pruned" in capsys.readouterr().out
+    assert torch.get_num_threads() == 1
