@@ -63,7 +63,7 @@ from proxmo.penalties import (
     TopK,
 )
 from proxmo.proxy import ProxyObjective
-from proxmo.schedules import RateScheduler
+from proxmo.schedules import RateScheduler, StrengthScheduler
 
 __version__ = version("proxmo")
 
@@ -108,6 +108,7 @@ __all__ = [
     "SparseGroup",
     "Sparsity",
     "SquaredL2",
+    "StrengthScheduler",
     "TopK",
     "compact",
     "criteria",

@@ -1,15 +1,21 @@
-"""Step size and momentum over time."""
+"""Step size, momentum and the strength of the penalty over time."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from proxmo import checks
+from proxmo.optim.base import ProxOptimizer
+from proxmo.penalties.base import Penalty
 from proxmo.theory import Rates
+
+_WEIGHTS = ("strength", "l1", "l2", "group")  # the fields by which penalties are multiplied
 
 
 class RateScheduler(LRScheduler):
@@ -53,3 +59,67 @@ class RateScheduler(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """The state without the function of rates, which may not be data."""
         return {key: value for key, value in super().state_dict().items() if key != "rates"}
+
+
+class StrengthScheduler:
+    """Multiplies the strengths of all penalties by a factor of the step: a warm-up, a decay, or a path over strengths.
+
+    Step k = 0, 1, … uses strength·factor(k), with the strength that the penalty had when the scheduler was made. A
+    penalty of several weights, `ElasticNet` or `SparseGroup`, has all of them multiplied. Call ``step()`` after each
+    ``optimizer.step()``. It goes with any scheduler of lr.
+
+    Args:
+        optimizer: one of proxmo's, some of whose parameter groups have a penalty with a strength.
+        factor: from the step to a number ≥ 0. Not saved in ``state_dict``: pass the same when you resume.
+
+    >>> import torch, proxmo
+    >>> optimizer = proxmo.ProxSGD([torch.zeros(2)], penalty=proxmo.L1(0.1))
+    >>> scheduler = StrengthScheduler(optimizer, lambda k: min(1.0, k / 10))  # from 10 on all of it
+    >>> for _ in range(5):
+    ...     optimizer.step()
+    ...     scheduler.step()
+    >>> optimizer.param_groups[0]["penalty"]
+    L1(strength=0.05)
+    """
+
+    def __init__(self, optimizer: ProxOptimizer, factor: Callable[[int], float]) -> None:
+        self._penalties = _distinct_penalties(optimizer)
+        self._initial = [_weights(penalty) for penalty in self._penalties]
+        if not any(self._initial):
+            raise ValueError("optimizer must have a penalty with a strength in one of its parameter groups, got none")
+        self.factor = factor
+        self.last_step = 0
+        self._set()
+
+    def step(self) -> None:
+        """Go on to the strength of the next step."""
+        self.last_step += 1
+        self._set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and the strengths to multiply, as plain data."""
+        return {"last_step": self.last_step, "initial": [dict(weights) for weights in self._initial]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved step, with the strengths that were multiplied then."""
+        if [set(weights) for weights in state["initial"]] != [set(weights) for weights in self._initial]:
+            raise ValueError("cannot load the state of a scheduler for other penalties")
+        self._initial = [dict(weights) for weights in state["initial"]]
+        self.last_step = state["last_step"]
+        self._set()
+
+    def _set(self) -> None:
+        factor = checks.nonnegative(f"factor({self.last_step})", self.factor(self.last_step))
+        for penalty, weights in zip(self._penalties, self._initial, strict=True):
+            for name, weight in weights.items():
+                setattr(penalty, name, weight * factor)
+
+
+def _distinct_penalties(optimizer: ProxOptimizer) -> list[Penalty]:
+    """Those of all groups, once each: groups may share one."""
+    found = {id(group["penalty"]): group["penalty"] for group in optimizer.param_groups}
+    return [penalty for penalty in found.values() if penalty is not None]
+
+
+def _weights(penalty: Penalty) -> dict[str, float]:
+    return {field.name: getattr(penalty, field.name) for field in fields(penalty) if field.name in _WEIGHTS}
