@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeAlias, overload
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args, overload
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from proxmo.optim.units import as_units, check_units, joined, seen_by_penalty, w
 from proxmo.penalties.base import Grouped, Penalty, widen
 
 Group: TypeAlias = dict[str, Any]
+Nonfinite = Literal["propagate", "raise", "skip"]
 
 
 class Sparsity(NamedTuple):
@@ -56,6 +58,7 @@ class ProxOptimizer(Optimizer):
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
         defaults: default options of a parameter group; ``lr``, ``penalty``, ``maximize`` and ``foreach`` among them. A
             group may also have ``units``, from `unit_groups`: groups of the penalty that span several parameters.
+            ``nonfinite`` says what to do with gradients that have NaN or inf; by default nothing, as in torch.
 
     >>> import torch, proxmo
     >>> isinstance(proxmo.ProxSGD([torch.zeros(2)]), proxmo.ProxOptimizer)
@@ -68,7 +71,7 @@ class ProxOptimizer(Optimizer):
     """Whether ``step`` keeps its `Certificate` for each parameter, two more copies of them. Not part of the state."""
 
     def __init__(self, params: ParamsT, defaults: Group) -> None:
-        super().__init__(params, {"units": None, **defaults})
+        super().__init__(params, {"units": None, "nonfinite": "propagate", **defaults})
         self._certificates: dict[Tensor, Certificate] = {}
 
     def certificate_or_none(self, param: Tensor) -> Certificate | None:
@@ -121,8 +124,21 @@ class ProxOptimizer(Optimizer):
                 loss = closure()
         if not torch.compiler.is_compiling():
             self._check_step()
-        self._take_step()
+        if self._admits_gradients():
+            self._take_step()
         return loss
+
+    def _admits_gradients(self, *others: Mapping[Tensor, Tensor | None]) -> bool:
+        """Whether to take a step with these gradients, those of the parameters and others; may raise instead."""
+        for group in self.param_groups:
+            if group["nonfinite"] == "propagate":
+                continue
+            of_params = [(p, g) for p in group["params"] for g in (p.grad, *(other.get(p) for other in others))]
+            if not _all_finite([g for _, g in of_params if g is not None]):
+                if group["nonfinite"] == "skip":
+                    return False
+                raise FloatingPointError("a gradient is not finite; parameters and state are as they were")
+        return True
 
     def _take_step(self) -> None:
         for group in self.param_groups:
@@ -246,9 +262,17 @@ class ProxOptimizer(Optimizer):
             raise TypeError(f"maximize must be True or False, got {group['maximize']!r}")
         if group["foreach"] not in (None, True, False):
             raise TypeError(f"foreach must be True, False or None, got {group['foreach']!r}")
+        if group["nonfinite"] not in get_args(Nonfinite):
+            raise ValueError(f"nonfinite must be one of {get_args(Nonfinite)}, got {group['nonfinite']!r}")
         if group["penalty"] is not None and not isinstance(group["penalty"], Penalty):
             raise TypeError(f"penalty must be a proxmo.Penalty or None, got {group['penalty']!r}")
         _check_fit(group, group["penalty"])
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """By the largest magnitude of each, which NaN and inf decide; one look at the device."""
+    filled = [t for t in tensors if t.numel()]
+    return not filled or all(bool(n.isfinite()) for n in torch._foreach_norm(filled, math.inf))
 
 
 def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo.optim.base import Group, use_foreach
+from proxmo.optim.base import Group, Nonfinite, use_foreach
 from proxmo.optim.closure import all_params
 from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate
 from proxmo.optim.recursive import RecursiveOptimizer, check_weight
@@ -35,6 +35,7 @@ class ProxHybridSGD(RecursiveOptimizer):
         penalty: ψ, or ``None`` for ψ = 0.
         maximize: maximise f(x) − ψ(x) instead.
         foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
+        nonfinite: what to do if a gradient, at either point, has NaN or inf; as for `ProxSGD`.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)
@@ -63,6 +64,7 @@ class ProxHybridSGD(RecursiveOptimizer):
         *,
         maximize: bool = False,
         foreach: bool | None = None,
+        nonfinite: Nonfinite = "propagate",
     ) -> None:
         super().__init__(
             params,
@@ -73,6 +75,7 @@ class ProxHybridSGD(RecursiveOptimizer):
                 "penalty": penalty,
                 "maximize": maximize,
                 "foreach": foreach,
+                "nonfinite": nonfinite,
             },
         )
 
@@ -114,7 +117,9 @@ class ProxHybridSGD(RecursiveOptimizer):
                 for estimate, gradient in zip(estimates, known, strict=True):
                     estimate.lerp_(gradient, 1 - group["momentum"])
 
-        self._advance(self._look_back(sample), update)
+        old = self._look_back(sample)
+        if self._admits_gradients(old, plain):
+            self._advance(old, update)
         loss: float = sample.loss
         return loss
 

@@ -17,21 +17,34 @@ Initial = Literal["gradient", "zero"]
 class PolyakMomentum(ProxOptimizer):
     """Methods with the direction m_k = momentum·m_{k−1} + (1 − momentum)·g_k, kept in ``momentum_buffer``.
 
-    The options ``momentum`` and ``initial`` of a parameter group belong to it; `ProxSGD` explains them.
+    The options ``momentum``, ``initial`` and ``momentum_dtype`` of a parameter group belong to it; `ProxSGD` explains
+    them.
     """
 
     state_keys = frozenset({"momentum_buffer"})
 
     def __init__(self, params: ParamsT, defaults: Group) -> None:
-        super().__init__(params, defaults)
+        super().__init__(params, {"momentum_dtype": None, **defaults})
         self._unstarted: set[Tensor] = set()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._unstarted = set()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint; averages keep their dtype, where torch would turn them into that of the parameters."""
+        super().load_state_dict(state_dict)
+        saved_ids = [number for group in state_dict["param_groups"] for number in group["params"]]
+        live = [(p, group["momentum_dtype"]) for group in self.param_groups for p in group["params"]]
+        for number, (p, dtype) in zip(saved_ids, live, strict=True):
+            if dtype is not None and p in self.state:
+                average = state_dict["state"][number]["momentum_buffer"]
+                self.state[p]["momentum_buffer"] = average.to(p.device, dtype, copy=True)
+
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
+        if group["momentum_dtype"] not in (None, *checks.FLOATING):
+            raise ValueError(f"momentum_dtype must be None or a dtype of floats, got {group['momentum_dtype']!r}")
         if not 0 <= checks.number("momentum", group["momentum"], takes="a number in [0, 1)") < 1:
             raise ValueError(f"momentum must be a number in [0, 1), got {group['momentum']!r}")
         if group["initial"] not in get_args(Initial):
@@ -51,9 +64,10 @@ class PolyakMomentum(ProxOptimizer):
                 del state["momentum_buffer"]
             if "momentum_buffer" in state:
                 averages.append(state["momentum_buffer"])
-                gradients.append(p.grad)
+                gradients.append(p.grad.to(averages[-1].dtype))
             elif momentum != 0:
-                state["momentum_buffer"] = p.grad.clone() if initial == "gradient" else torch.zeros_like(p.grad)
+                start = p.grad if initial == "gradient" else torch.zeros_like(p.grad)
+                state["momentum_buffer"] = start.to(group["momentum_dtype"] or p.grad.dtype, copy=True)
                 # Distributed checkpoints ask for the state by a step with lr = 0 and zero gradients, which must not
                 # count as the start of the average; a first step of a warm-up, with lr = 0 only, does.
                 if idle and not torch.compiler.is_compiling() and not bool(p.grad.any()):

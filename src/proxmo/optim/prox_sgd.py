@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from proxmo.optim.base import Nonfinite
 from proxmo.optim.momentum import Initial, PolyakMomentum
 from proxmo.penalties.base import Penalty
 
@@ -27,13 +29,16 @@ class ProxSGD(PolyakMomentum):
     Args:
         params: parameters, named parameters or parameter groups.
         lr: the step size, a number or a tensor of one element.
-        momentum: μ in [0, 1), the weight of the past; 0 keeps no buffer. The average has the dtype of the gradients: in
-            bfloat16 its digits end near momentum 0.99.
+        momentum: μ in [0, 1), the weight of the past; 0 keeps no buffer.
         penalty: ψ, or ``None`` for ψ = 0.
         initial: how the average starts: ``"gradient"`` with the first gradient, m₀ = g₀; ``"zero"`` with m₀ = 0, so
             that the first gradient is not used. Zero suits gradients much noisier than long, without a penalty.
         maximize: maximise f(x) − ψ(x) instead.
         foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
+        momentum_dtype: of the average; ``None`` takes that of the gradients. An average in bfloat16 does not follow
+            its gradients any more where 1 − momentum is below 2⁻¹², so take ``torch.float32`` from 0.9995 on.
+        nonfinite: what to do if a gradient has NaN or inf. ``"propagate"`` takes the step, as torch does; ``"raise"``
+            raises a ``FloatingPointError``, ``"skip"`` does nothing; both before anything is changed.
 
     >>> import torch, proxmo
     >>> x = torch.tensor([3.0, 0.2], requires_grad=True)
@@ -56,6 +61,8 @@ class ProxSGD(PolyakMomentum):
         initial: Initial = "gradient",
         maximize: bool = False,
         foreach: bool | None = None,
+        momentum_dtype: torch.dtype | None = None,
+        nonfinite: Nonfinite = "propagate",
     ) -> None:
         super().__init__(
             params,
@@ -66,5 +73,7 @@ class ProxSGD(PolyakMomentum):
                 "initial": initial,
                 "maximize": maximize,
                 "foreach": foreach,
+                "momentum_dtype": momentum_dtype,
+                "nonfinite": nonfinite,
             },
         )

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo import checks
-from proxmo.optim.base import Group
+from proxmo.optim.base import Group, Nonfinite
 from proxmo.optim.evaluation import Closure
 from proxmo.optim.recursive import RecursiveOptimizer
 from proxmo.penalties.base import Penalty
@@ -32,6 +32,7 @@ class ProxSpiderBoost(RecursiveOptimizer):
         penalty: ψ, or ``None`` for ψ = 0.
         maximize: maximise f(x) − ψ(x) instead.
         foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
+        nonfinite: what to do if a gradient, at either point, has NaN or inf; as for `ProxSGD`.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)
@@ -58,8 +59,16 @@ class ProxSpiderBoost(RecursiveOptimizer):
         *,
         maximize: bool = False,
         foreach: bool | None = None,
+        nonfinite: Nonfinite = "propagate",
     ) -> None:
-        options = {"lr": lr, "period": period, "penalty": penalty, "maximize": maximize, "foreach": foreach}
+        options = {
+            "lr": lr,
+            "period": period,
+            "penalty": penalty,
+            "maximize": maximize,
+            "foreach": foreach,
+            "nonfinite": nonfinite,
+        }
         super().__init__(params, {**options, "steps": 0})
 
     @property
@@ -87,8 +96,10 @@ class ProxSpiderBoost(RecursiveOptimizer):
         self._check_groups()
         begins = self.large_batch_is_due
         sample = self._sample(closure if large is None or not begins else large)
-        self._advance({} if begins else self._look_back(sample), self._carry)
-        self._note(steps=self.param_groups[0]["steps"] + 1)
+        old = {} if begins else self._look_back(sample)
+        if self._admits_gradients(old):
+            self._advance(old, self._carry)
+            self._note(steps=self.param_groups[0]["steps"] + 1)
         loss: float = sample.loss
         return loss
 

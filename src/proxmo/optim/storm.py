@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo.optim.base import Group
+from proxmo.optim.base import Group, Nonfinite
 from proxmo.optim.evaluation import Closure
 from proxmo.optim.recursive import RecursiveOptimizer, check_weight
 from proxmo.penalties.base import Penalty
@@ -30,6 +30,7 @@ class ProxSTORM(RecursiveOptimizer):
         penalty: ψ, or ``None`` for ψ = 0.
         maximize: maximise f(x) − ψ(x) instead.
         foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
+        nonfinite: what to do if a gradient, at either point, has NaN or inf; as for `ProxSGD`.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)
@@ -55,8 +56,16 @@ class ProxSTORM(RecursiveOptimizer):
         *,
         maximize: bool = False,
         foreach: bool | None = None,
+        nonfinite: Nonfinite = "propagate",
     ) -> None:
-        options = {"lr": lr, "momentum": momentum, "penalty": penalty, "maximize": maximize, "foreach": foreach}
+        options = {
+            "lr": lr,
+            "momentum": momentum,
+            "penalty": penalty,
+            "maximize": maximize,
+            "foreach": foreach,
+            "nonfinite": nonfinite,
+        }
         super().__init__(params, options)
 
     @torch.no_grad()
@@ -75,7 +84,9 @@ class ProxSTORM(RecursiveOptimizer):
             return None
         self._check_groups()
         sample = self._sample(closure)
-        self._advance(self._look_back(sample), self._update)
+        old = self._look_back(sample)
+        if self._admits_gradients(old):
+            self._advance(old, self._update)
         loss: float = sample.loss
         return loss
 
