@@ -1,0 +1,37 @@
+"""Real processes that talk over the loopback, for tests of distributed training."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, multiprocessing
+
+TIMEOUT = timedelta(seconds=120)
+
+
+def run(function: Callable[..., Any], ranks: int, folder: Path, *args: Any) -> list[Any]:
+    """What ``function(*args)`` returns on each of the ranks of a group of processes, which it can ask torch about."""
+    folder.mkdir(parents=True, exist_ok=True)
+    multiprocessing.spawn(_work, (function, ranks, folder, args), nprocs=ranks)
+    return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def _work(rank: int, function: Callable[..., Any], ranks: int, folder: Path, args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks, timeout=TIMEOUT
+    )
+    try:
+        torch.save(function(*args), folder / f"result-{rank}.pt")
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        distributed.destroy_process_group()
