@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from proxmo.compaction.following import Followed, has_forward_of
+
 
 class FewerHeads(nn.Module):
     """Attention as `nn.MultiheadAttention` computes it, with any number of heads of any width.
@@ -118,9 +120,29 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
 
 
-def has_plain_heads(layer: nn.MultiheadAttention) -> bool:
-    """Whether a head is rows of the projections and nothing else."""
-    return layer.bias_k is None and layer.bias_v is None and not layer.add_zero_attn
+def why_heads_stay(layer: nn.MultiheadAttention, followed: Followed, shared: set[Tensor]) -> str | None:
+    """Why no head of a layer can be removed, if so."""
+    if not has_forward_of(layer, nn.MultiheadAttention):
+        return f"a {type(layer).__name__} with a forward or hooks of its own is not known"
+    if layer.bias_k is not None or layer.bias_v is not None or layer.add_zero_attn:
+        return "the layer has more than its projections"
+    if followed.calls.get(layer, 0) != 1:
+        return f"the layer is used {followed.calls.get(layer, 0)} times"
+    if any(p in shared for p in layer.parameters()):
+        return "a weight of the layer is shared"
+    if layer in followed.uses_weights:
+        return "the weights of attention, over all heads, are used"
+    return None
+
+
+def put_in_place(model: nn.Module, name: str, layer: FewerHeads) -> None:
+    """Put a layer with fewer heads where one of torch was."""
+    model.set_submodule(name, layer)
+    parts = name.split(".")
+    for end in range(len(parts)):
+        holder = model.get_submodule(".".join(parts[:end]))
+        if isinstance(holder, nn.TransformerEncoder):  # its nested tensors are for the layers of torch alone
+            holder.enable_nested_tensor = holder.use_nested_tensor = False
 
 
 def rows_of_heads(layer: nn.MultiheadAttention) -> dict[str, list[list[int]]]:
@@ -133,18 +155,23 @@ def rows_of_heads(layer: nn.MultiheadAttention) -> dict[str, list[list[int]]]:
     return {name: of_heads for name, of_heads in rows.items() if getattr(layer, name) is not None}
 
 
-def silent_heads(layer: nn.MultiheadAttention) -> list[int]:
-    """The heads that add nothing, or the same at all places, to the output."""
-    values = _projections(layer)[2][0].detach()
-    rows = values.reshape(layer.num_heads, -1)
+def zero_heads(layer: nn.MultiheadAttention) -> tuple[list[int], list[int]]:
+    """The heads that add nothing to the output, and those whose values are zero but for a bias.
+
+    The bias counts only where a place attends to anything: weights of attention need not add up to one under a mask.
+    """
+    weight, bias = _projections(layer)[2]
+    zero = (weight.detach().reshape(layer.num_heads, -1) == 0).all(1)
+    biased = torch.zeros_like(zero) if bias is None else bias.detach().reshape(layer.num_heads, -1).any(1)
     columns = layer.out_proj.weight.detach().reshape(-1, layer.num_heads, layer.head_dim)
-    silent = (rows == 0).all(1) | (columns == 0).all(2).all(0)
-    return [head for head in range(layer.num_heads) if silent[head]]
+    unread = (columns == 0).all(2).all(0)
+    nothing = unread | (zero & ~biased)
+    return nothing.nonzero().flatten().tolist(), (zero & ~nothing).nonzero().flatten().tolist()
 
 
 @torch.no_grad()
 def without_heads(layer: nn.MultiheadAttention, heads: list[int]) -> FewerHeads:
-    """A layer without these silent heads. What they add at all places, from the bias of their values, is kept."""
+    """A layer without these heads."""
     kept = [head for head in range(layer.num_heads) if head not in heads]
     slim = FewerHeads.like(layer, len(kept), layer.head_dim)
     rows = torch.tensor([head * layer.head_dim + row for head in kept for row in range(layer.head_dim)])
@@ -155,10 +182,8 @@ def without_heads(layer: nn.MultiheadAttention, heads: list[int]) -> FewerHeads:
             projection.bias.copy_(bias[rows])
     slim.out_proj.weight.copy_(layer.out_proj.weight[:, rows])
     if layer.out_proj.bias is not None:
-        gone = layer.in_proj_bias.detach()[2 * layer.embed_dim :].clone()  # weights of attention add up to one
-        gone[rows] = 0
-        slim.out_proj.bias.copy_(layer.out_proj.bias + layer.out_proj.weight @ gone)
-    return slim
+        slim.out_proj.bias.copy_(layer.out_proj.bias)
+    return slim.requires_grad_(any(p.requires_grad for p in layer.parameters()))
 
 
 def _projections(layer: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor | None]]:

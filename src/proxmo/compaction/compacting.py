@@ -8,11 +8,12 @@ import importlib.util
 import torch
 from torch import nn
 
-from proxmo.compaction.cutting import Cutter, tolerance_for
+from proxmo.compaction.calling import CompactionError, ExampleInputs, Inputs, undisturbed
+from proxmo.compaction.cutting import Cutter, are_close
 from proxmo.compaction.report import CompactionReport, multiply_adds, widths
-from proxmo.compaction.tracing import CompactionError, ExampleInputs, Inputs
 
 
+@undisturbed()
 def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module, CompactionReport]:
     """A smaller model with the same outputs: all neurons, channels and attention heads that are zero are removed.
 
@@ -48,15 +49,14 @@ def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module,
     original = working_copy(model)
     cutter = Cutter(original, inputs)
     small = cutter.run()
-    difference = cutter.difference()
-    if not difference <= tolerance_for(cutter.expected[0]):
-        raise CompactionError(f"the outputs of the smaller model differ by {difference:.1e}")
+    if not are_close(inputs.outputs(small), cutter.expected[0]):
+        raise CompactionError(f"the outputs of the smaller model differ by {cutter.difference():.1e}")
     before, after = widths(original), widths(small)
     report = CompactionReport(
         (_parameters(original), _parameters(small)),
         (multiply_adds(original, inputs), multiply_adds(small, inputs)),
         {name: (before[name], after[name]) for name in before},
-        difference,
+        cutter.difference(),
         cutter.kept(),
     )
     _as_before(small, model)
@@ -76,14 +76,27 @@ def working_copy(model: nn.Module) -> nn.Module:
 
 
 def _as_before(small: nn.Module, model: nn.Module) -> None:
-    """Give the modules and parameters the modes that they have in the model; new ones get those of their module."""
+    """Give modules and parameters the modes that they have in the model; new ones get those of what they are in."""
     modes = {name: module.training for name, module in model.named_modules()}
+    wanted = {name: p.requires_grad for name, p in model.named_parameters(remove_duplicate=False)}
     for name, module in small.named_modules():
-        module.training = modes.get(name, modes[""])
-    wanted = {name: p.requires_grad for name, p in model.named_parameters()}
-    for name, p in small.named_parameters():
-        p.requires_grad_(wanted.get(name, True))
-        p.grad = None
+        holder = next(holder for holder in _holders(name) if holder in modes)
+        module.training = modes[holder]
+        for own, p in module.named_parameters(recurse=False):
+            full = f"{name}.{own}".lstrip(".")
+            of_layer = [flag for other, flag in wanted.items() if other.startswith(f"{holder}.".lstrip("."))]
+            p.requires_grad_(wanted[full] if full in wanted else any(of_layer))
+            p.grad = None
+
+
+def _holders(name: str) -> list[str]:
+    """The name of a module, then those of what it is in, to the model itself.
+
+    >>> _holders("body.0")
+    ['body.0', 'body', '']
+    """
+    parts = name.split(".") if name else []
+    return [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
 
 
 def _parameters(model: nn.Module) -> int:

@@ -6,38 +6,46 @@ import copy
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch.nn.modules.conv import _ConvNd
 
-from proxmo.compaction.attention import has_plain_heads, silent_heads, without_heads
-from proxmo.compaction.removable import Removable, add_constants, look, removable
-from proxmo.compaction.tracing import Inputs, Traced
+from proxmo.compaction.attention import FewerHeads, put_in_place, why_heads_stay, without_heads, zero_heads
+from proxmo.compaction.calling import CompactionError, Inputs
+from proxmo.compaction.following import follow
+from proxmo.compaction.removable import Numbered, Removable, add_constants, removable
+from proxmo.compaction.tracing import Family, Traced, output_axis, shared_parameters
 
+_LAYERS = (nn.Linear, _ConvNd, nn.Embedding, nn.EmbeddingBag)
+_ATTENTION = (nn.MultiheadAttention, FewerHeads)
+_NOT_CALLED = "was not called on the example, and is left as it is"
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-
-
-@torch.no_grad()
-def outputs_of(model: nn.Module, probes: list[Inputs]) -> list[list[Tensor]]:
-    """For each probe the tensors that the model returns."""
-    return [[x for x in pytree.tree_leaves(probe.call(model)) if isinstance(x, Tensor)] for probe in probes]
 
 
 def largest_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     """The largest difference of two outputs, NaN beside a number and different shapes are infinitely far."""
     if [x.shape for x in ours] != [x.shape for x in theirs]:
         return float("inf")
-    differences = [
-        torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a.double() - b.double()).abs()).nan_to_num(nan=torch.inf)
-        for a, b in zip(ours, theirs, strict=True)
-    ]
-    return max((float(difference.max()) for difference in differences if difference.numel()), default=0.0)
+    return max((_difference(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
 
 
-def tolerance_for(outputs: list[Tensor]) -> float:
-    """What rounding may change: 1e-5 in float32, of numbers about 1."""
-    floating = [x for x in outputs if x.is_floating_point()]
-    tolerances = [_TOLERANCE.get(x.dtype, 8 * torch.finfo(x.dtype).eps) for x in floating]
-    largest = [float(x[x.isfinite()].abs().max()) for x in floating if x.isfinite().any()]
-    return max(tolerances, default=0.0) * max(1.0, *largest) if largest else 0.0
+def are_close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Whether outputs differ by rounding only: 1e-5 in float32, of the largest number of a tensor if above 1."""
+    if [x.shape for x in ours] != [x.shape for x in theirs]:
+        return False
+    return all(_difference(a, b) <= _tolerance(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    same = (a == b) | (a.isnan() & b.isnan())
+    distance = torch.where(same, 0.0, (a.double() - b.double()).abs()).nan_to_num(nan=torch.inf)
+    return float(distance.max()) if distance.numel() else 0.0
+
+
+def _tolerance(tensor: Tensor) -> float:
+    if not tensor.is_floating_point():
+        return 0.0
+    finite = tensor[tensor.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    return _TOLERANCE.get(tensor.dtype, 8 * torch.finfo(tensor.dtype).eps) * max(1.0, largest)
 
 
 class Cutter:
@@ -52,10 +60,11 @@ class Cutter:
         self.model = model
         self.inputs = inputs
         self.probes = [inputs, inputs.shuffled()]
-        self.expected = outputs_of(model, self.probes)
+        self.expected = [self._first_outputs(probe) for probe in self.probes]
         self.refused: dict[str, str] = {}
         """Layers whose zero units must stay, with the reason."""
-        self._kept: dict[str, list[str]] = {}
+        self._trains = self._runs_in_training(model)
+        self._kept: dict[str, list[str]] = {name: [_NOT_CALLED] for name in _not_called(model, inputs)}
         self._numbers: dict[str, list[int]] = {}
 
     def run(self) -> nn.Module:
@@ -71,7 +80,7 @@ class Cutter:
 
     def difference(self) -> float:
         """How far the outputs on the example are from those of the model at the start."""
-        return largest_difference(outputs_of(self.model, self.probes[:1])[0], self.expected[0])
+        return largest_difference(self.inputs.outputs(self.model), self.expected[0])
 
     def cut_units(self) -> bool:
         """Remove the units of all layers that can be, and tell whether there were any."""
@@ -87,17 +96,29 @@ class Cutter:
 
     def plan(self) -> dict[str, Removable]:
         """What can be removed from each layer, and what cannot, by all that its weights and the probes tell."""
-        seen = look(self.model, self.probes)
+        numbered = Numbered(Traced(self.model, self.inputs).families())
+        followed = numbered.look(self.model, self.inputs)
         plan = {}
-        for family in Traced(self.model, self.inputs).families():
-            found = removable(family, seen)
+        for family in numbered.families:
+            found = removable(family, followed)
             numbers = self._numbers.setdefault(family.root, list(range(family.size)))
             if family.root in self.refused:
                 found = Removable([], {}, {self.refused[family.root]: found.units} if found.units else {})
             kept = {reason: [numbers[unit] for unit in units] for reason, units in found.kept.items()}
             self._kept[family.root] = [_stays("unit", units, reason) for reason, units in kept.items()]
             plan[family.root] = found
+        self._name_others(numbered.families)
         return plan
+
+    def _name_others(self, families: list[Family]) -> None:
+        """Tell of zero units of layers that belong to no family."""
+        followed = {member.module for family in families for member in family.having("emits", "passes")}
+        inside = {part for m in self.model.modules() if isinstance(m, _ATTENTION) for part in m.modules()}
+        for name, layer in self.model.named_modules():
+            if isinstance(layer, _LAYERS) and layer not in followed | inside and name not in self._kept:
+                rows = layer.weight.detach().movedim(output_axis(layer), 0).flatten(1)
+                zero = (rows == 0).all(1).nonzero().flatten().tolist()
+                self._kept[name] = [_stays("unit", zero, "what becomes of it could not be followed")] if zero else []
 
     def _try(self, plan: dict[str, Removable]) -> str | None:
         """Carry out the plan on a copy, which takes the place of the model, or tell why it cannot."""
@@ -119,38 +140,67 @@ class Cutter:
                 self._numbers[root] = [n for unit, n in enumerate(self._numbers[root]) if unit not in gone]
         return problem
 
+    def _first_outputs(self, probe: Inputs) -> list[Tensor]:
+        try:
+            outputs = probe.outputs(self.model)
+        except Exception as error:
+            raise CompactionError(
+                f"the model does not run on example_inputs: {type(error).__name__}: {error}"
+            ) from error
+        if not are_close(probe.outputs(self.model), outputs):
+            raise CompactionError("the model gives other outputs each time, in evaluation mode too")
+        return outputs
+
+    def _runs_in_training(self, model: nn.Module) -> bool:
+        try:
+            self.inputs.outputs(copy.deepcopy(model).train())
+        except Exception:
+            return False
+        return True
+
     def _problem(self, candidate: nn.Module) -> str | None:
         """Why the candidate may not take the place of the model, if so."""
         try:
-            found = outputs_of(candidate, self.probes)
+            found = [probe.outputs(candidate) for probe in self.probes]
         except Exception as error:
-            return f"without them the model does not run: {type(error).__name__}: {error}"
+            return f"cut, the model does not run: {type(error).__name__}: {error}"
         for ours, expected in zip(found, self.expected, strict=True):
-            difference = largest_difference(ours, expected)
-            if not difference <= tolerance_for(expected):
-                return f"without them the outputs change by {difference:.1e}"
+            if not are_close(ours, expected):
+                return f"cut, the outputs change by {largest_difference(ours, expected):.1e}"
+        if self._trains and not self._runs_in_training(candidate):
+            return "cut, the model does not run in training mode"
         return None
 
     def _cut_heads(self) -> None:
+        followed = follow(self.model, self.inputs.args, self.inputs.kwargs, {})
+        shared = shared_parameters(self.model)
         layers = [(n, m) for n, m in self.model.named_modules() if isinstance(m, nn.MultiheadAttention)]
+        reasons = {layer: why_heads_stay(layer, followed, shared) for _, layer in layers}
         for name, layer in layers:
-            heads = silent_heads(layer)
-            self._kept[name] = []
-            if heads and not has_plain_heads(layer):
-                self._kept[name].append(_stays("head", heads, "the layer has more than its projections"))
-                continue
-            if len(heads) == layer.num_heads:
+            heads, biased = zero_heads(layer)
+            self._kept[name] = [_stays("head", biased, "its values have a bias")] if biased else []
+            if len(heads) == layer.num_heads and reasons[layer] is None:
                 self._kept[name].append(_stays("head", heads[:1], "all are zero"))
                 heads = heads[1:]
             if not heads:
                 continue
-            candidate = copy.deepcopy(self.model)
-            candidate.set_submodule(name, without_heads(layer, heads))
-            problem = self._problem(candidate)
+            problem = reasons[layer]
+            if problem is None:
+                candidate = copy.deepcopy(self.model)
+                put_in_place(candidate, name, without_heads(layer, heads))
+                problem = self._problem(candidate)
             if problem is None:
                 self.model = candidate
             else:
                 self._kept[name].append(_stays("head", heads, problem))
+
+
+def _not_called(model: nn.Module, inputs: Inputs) -> list[str]:
+    """The layers with parameters that are not used on the example, but for those inside attention."""
+    called = follow(model, inputs.args, inputs.kwargs, {}).calls
+    inside = {part for m in model.modules() if isinstance(m, _ATTENTION) for part in m.modules() if part is not m}
+    own = [(name, m) for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None]
+    return [name for name, module in own if module not in called and module not in inside]
 
 
 def _stays(noun: str, numbers: list[int], reason: str) -> str:

@@ -1,76 +1,82 @@
 """Which units of a family can be removed without a change of the function, and what to put in their place.
 
-A unit can be removed if nobody reads it, or if all that read it see a constant, whatever the input of the model. That
-is shown twice: by the weights, which must be zero on every way to the reader, and by the example, on which the reader
-must see one number. The constant then goes into the bias of the reader.
+A unit can be removed if its channels stay apart from others all the way to the layers that read it, and if these
+multiply it by zero, or see a constant whatever the input of the model. The constant goes into the bias of the reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
-from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.conv import _ConvNd
 
-from proxmo.compaction.tracing import Family, Inputs, Member, output_axis
-
-
-@dataclass
-class Range:
-    """The smallest and the largest number in each channel of an input."""
-
-    low: Tensor
-    high: Tensor
-
-    @classmethod
-    def of(cls, x: Tensor, axis: int) -> Range:
-        channels = x.detach().movedim(axis, -1).flatten(0, -2)
-        return cls(channels.amin(0), channels.amax(0))
-
-    def joined(self, other: Range) -> Range:
-        return Range(self.low.minimum(other.low), self.high.maximum(other.high))
-
-    @cached_property
-    def is_one_number(self) -> Tensor:
-        """Up to rounding: vectorised kernels and those for the rest of an array may differ in the last digit."""
-        slack = 16 * torch.finfo(self.low.dtype).eps
-        return self.high - self.low <= slack * self.low.abs().clamp(min=1.0)
+from proxmo.compaction.calling import Inputs
+from proxmo.compaction.following import NONE, Followed, follow, has_border, is_known
+from proxmo.compaction.tracing import Family, Member, output_axis
 
 
-Seen = dict[nn.Module, Range]
-"""What the layers that read others have seen."""
+class Numbered:
+    """Families whose units are numbered through, to follow them through a call of the model."""
 
+    def __init__(self, families: list[Family]) -> None:
+        self.families = families
+        self.offsets: dict[str, int] = {}
+        total = 0
+        for family in families:
+            self.offsets[family.root] = total
+            total += family.size
 
-def look(model: nn.Module, probes: list[Inputs]) -> Seen:
-    """Run the model on all probes, and note the range of each input channel of its linear layers and convolutions."""
-    seen: Seen = {}
-    with _watching(model, seen), torch.no_grad():
-        for probe in probes:
-            probe.call(model)
-    return seen
+    def emitted(self) -> dict[nn.Module, Tensor]:
+        """For each layer the numbers of the units of its output channels."""
+        found: dict[nn.Module, Tensor] = {}
+        for family in self.families:
+            for member in family.having("emits"):
+                if isinstance(member.module, nn.Module):
+                    numbers = found.setdefault(member.module, torch.full((member.width,), NONE))
+                    numbers[member.channels] = torch.tensor(member.units) + self.offsets[family.root]
+        return found
 
+    def look(self, model: nn.Module, inputs: Inputs) -> Followed:
+        """Follow the units through a call of the model, and note what stands against removing them."""
+        followed = follow(model, inputs.args, inputs.kwargs, self.emitted())
+        readers = {
+            (member.module, channel): self.offsets[family.root] + unit
+            for family in self.families
+            for member in family.having("reads")
+            for channel, unit in zip(member.channels, member.units, strict=True)
+        }
+        names = {module: name for name, module in model.named_modules()}
+        for family in self.families:
+            if family.obstacle is None:
+                family.obstacle = self._obstacle(family, followed, readers, names)
+        return followed
 
-@contextmanager
-def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
-    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        axis = -1 - len(module.kernel_size) if isinstance(module, _ConvNd) else -1
-        if args and args[0].numel():
-            found = Range.of(args[0], axis)
-            seen[module] = seen[module].joined(found) if module in seen else found
-
-    layers = [module for module in model.modules() if isinstance(module, (nn.Linear, _ConvNd))]
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def _obstacle(
+        self,
+        family: Family,
+        followed: Followed,
+        readers: dict[tuple[nn.Module, int], int],
+        names: dict[nn.Module, str],
+    ) -> str | None:
+        own = range(self.offsets[family.root], self.offsets[family.root] + family.size)
+        for member in family.members:
+            is_layer = member.name and member.role != "passes" and isinstance(member.module, nn.Module)
+            if is_layer and not is_known(member.module):
+                return f"{member.name!r} ({type(member.module).__name__}) is not a plain layer of torch"
+            if member.role == "reads" and member.module not in followed.readings:
+                return f"{member.name!r} was not called"
+        for number in own:
+            if number in followed.mixed:
+                return f"{followed.mixed[number]} mixes its channels"
+            if number in followed.outputs:
+                return "it is an output of the model"
+        for module, reading in followed.readings.items():
+            for channel, number in enumerate(reading.unit.tolist()):
+                if number in own and readers.get((module, channel)) != number:
+                    return f"what {names[module]!r} reads of it could not be told"
+        return None
 
 
 @dataclass
@@ -81,95 +87,56 @@ class Removable:
     constants: dict[str, Tensor]
     """For each reader the constants in its input channels that are not zero, those of other channels as zero."""
     kept: dict[str, list[int]]
-    """Units that emit a constant but stay, by reason."""
+    """Units that are zero but stay, by reason."""
 
 
-def removable(family: Family, seen: Seen) -> Removable:
+def removable(family: Family, followed: Followed) -> Removable:
     """What can be removed from a family, after a look at the model."""
-    silent = _silent_units(family)
+    zero = _zero_units(family)
     if family.obstacle is not None:
-        return Removable([], {}, {family.obstacle: sorted(silent)} if silent else {})
+        return Removable([], {}, {family.obstacle: sorted(zero)} if zero else {})
     readers = family.having("reads")
     unread = _unread_units(family)
     found = Removable([], {}, {})
-    for unit in sorted(silent | unread):
-        reason = None if unit in unread else _why_not(unit, readers, seen)
+    for unit in range(family.size):
+        reason = None if unit in unread else _why_not(unit, readers, followed)
         if reason is None:
             found.units.append(unit)
-        else:
+        elif unit in zero:
             found.kept.setdefault(reason, []).append(unit)
     if len(found.units) == family.size:
         found.kept["all are zero"] = [found.units.pop(0)]
     for reader in readers:
         folded = [unit for unit in found.units if unit not in unread]
         channels = [channel for unit in folded for channel in reader.by_unit.get(unit, [])]
-        if channels and seen[reader.module].low[channels].any():
-            found.constants[reader.name] = torch.zeros_like(seen[reader.module].low)
-            found.constants[reader.name][channels] = seen[reader.module].low[channels]
+        low = followed.readings[reader.module].low
+        if channels and low[channels].any():
+            found.constants[reader.name] = torch.zeros_like(low)
+            found.constants[reader.name][channels] = low[channels]
     return found
 
 
-def _why_not(unit: int, readers: list[Member], seen: Seen) -> str | None:
-    """Why a unit that emits a constant cannot be removed, if so."""
+def _why_not(unit: int, readers: list[Member], followed: Followed) -> str | None:
+    """Why what a unit emits cannot be replaced by a constant, if so."""
     if not readers:
         return "no layer reads it"
     for reader in readers:
         channels = reader.by_unit.get(unit, [])
-        if reader.module not in seen:
-            return f"{reader.name!r} has not been called"
-        values = seen[reader.module]
-        if not values.is_one_number[channels].all():
+        reading = followed.readings[reader.module]
+        if not reading.constant[channels].all():
             return f"{reader.name!r} does not see a constant"
-        if values.low[channels].any() and not _sees_no_border(reader.module):
+        if has_border(reader.module) and reading.low[channels].any():
             return f"{reader.name!r} pads the constant with zeros"
     return None
 
 
-def _sees_no_border(module: nn.Module) -> bool:
-    """Whether a constant input adds a constant to the output, at the border as well."""
-    if isinstance(module, _ConvTransposeNd):
-        return False
-    if isinstance(module, _ConvNd):
-        return module.padding_mode != "zeros" or not any(module._reversed_padding_repeated_twice)
-    return True
-
-
-def _silent_units(family: Family) -> set[int]:
-    """The units whose weights are zero on every way to their readers, which so cannot see the input of the model."""
-    readers = family.having("reads")
-    members = {member.node: member for member in family.having("emits", "passes")}
-    known: dict[object, set[int]] = {}
-
-    def constant_at(member: Member) -> set[int]:
-        if member.node not in known:
-            known[member.node] = _constant_by_itself(member)
-            sources = [members[node] for node in member.node.inputs if node in members]
-            if member.role == "passes" and sources:
-                present = [set(source.units) for source in sources]
-                varies = [units - constant_at(source) for units, source in zip(present, sources, strict=True)]
-                reached = set(member.units).intersection(unit for units in present for unit in units)
-                known[member.node] |= reached.difference(*varies)
-        return known[member.node]
-
-    ends = [members[node] for reader in readers for node in reader.node.inputs if node in members]
-    ends = ends or list(members.values())  # no reader: all must be silent to be worth a word
-    varies = [set(end.units) - constant_at(end) for end in ends]
-    return set(range(family.size)).difference(*varies)
-
-
-def _constant_by_itself(member: Member) -> set[int]:
-    """The units at which the output of the layer does not depend on its input."""
-    module = member.module
-    if isinstance(module, nn.Parameter):
-        return set(member.units)
-    if isinstance(module, (nn.Linear, _ConvNd, nn.Embedding)):
-        rows = module.weight.detach().movedim(output_axis(module), 0).flatten(1)
-        zero = (rows == 0).all(1)
-    elif isinstance(module, (_BatchNorm, _InstanceNorm)) and module.weight is not None:
-        zero = module.weight.detach() == 0
-    else:
-        return set()
-    return {unit for unit, channels in member.by_unit.items() if bool(zero[channels].all())}
+def _zero_units(family: Family) -> set[int]:
+    """The units all of whose weights, in all layers that emit them, are zero; biases and norms aside."""
+    zero = set(range(family.size))
+    for member in family.having("emits"):
+        rows = (member.rows() == 0).all(1)
+        zero -= {unit for unit, channels in member.by_unit.items() if not bool(rows[channels].all())}
+    return zero
 
 
 def _unread_units(family: Family) -> set[int]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from proxmo.compaction.attention import FewerHeads
+from proxmo.compaction.attention import FewerHeads, put_in_place
 from proxmo.files import written_whole
 
 _FORMAT = "proxmo-compact-1"
@@ -72,7 +72,7 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         attention = _submodule(loaded, name, path)
         if not isinstance(attention, nn.MultiheadAttention):
             raise ValueError(f"{path} is for a model with attention in {name!r}, got a {type(attention).__name__}")
-        loaded.set_submodule(name, FewerHeads.like(attention, count, width))
+        put_in_place(loaded, name, FewerHeads.like(attention, count, width))
     _check_names(loaded, tensors, path)
     replaced: dict[Tensor, Tensor] = {}
     for name, value in tensors.items():

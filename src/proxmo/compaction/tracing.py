@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,46 +20,10 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils import _pytree as pytree
 
 from proxmo.compaction.attention import FewerHeads
+from proxmo.compaction.calling import CompactionError, Inputs
+from proxmo.compaction.following import is_depthwise
 
-ExampleInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 Role = Literal["emits", "passes", "reads"]
-
-
-class CompactionError(RuntimeError):
-    """A model that cannot be made smaller, with the reason; the model itself is as it was.
-
-    >>> issubclass(CompactionError, RuntimeError)
-    True
-    """
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a model is called with."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @classmethod
-    def of(cls, example: ExampleInputs) -> Inputs:
-        if isinstance(example, Mapping):
-            return cls((), dict(example))
-        return cls((example,) if isinstance(example, Tensor) else tuple(example), {})
-
-    def call(self, model: nn.Module) -> Any:
-        return model(*self.args, **self.kwargs)
-
-    def shuffled(self) -> Inputs:
-        """The same numbers in other places: as valid as the example, and another point of the function."""
-        generator = torch.Generator().manual_seed(0)
-
-        def shuffle(x: Any) -> Any:
-            if not (isinstance(x, Tensor) and x.is_floating_point()):
-                return x
-            order = torch.randperm(x.numel(), generator=generator).to(x.device)
-            return x.flatten()[order].reshape(x.shape)
-
-        return Inputs(*pytree.tree_map(shuffle, (self.args, self.kwargs)))
 
 
 @dataclass
@@ -80,6 +44,21 @@ class Member:
         for channel, unit in zip(self.channels, self.units, strict=True):
             found.setdefault(unit, []).append(channel)
         return found
+
+    def rows(self) -> Tensor:
+        """The weights of a layer that emits, a row for each output channel."""
+        if isinstance(self.module, nn.Parameter):
+            return self.module.detach().movedim(self.node.pruning_dim, 0).flatten(1)
+        weight: Tensor = self.module.weight
+        return weight.detach().movedim(output_axis(self.module), 0).flatten(1)
+
+    @property
+    def width(self) -> int:
+        """How many channels the layer has on this side."""
+        if isinstance(self.module, nn.Parameter):
+            return int(self.module.shape[self.node.pruning_dim])
+        axis = output_axis(self.module)
+        return int(self.module.weight.shape[1 - axis if self.role == "reads" else axis])
 
 
 @dataclass
@@ -110,8 +89,7 @@ class Traced:
         self.model = model
         self._names = {module: name for name, module in model.named_modules()}
         self._calls: Counter[nn.Module] = Counter()
-        self._outputs: set[Any] = set()
-        self._shared = _shared_parameters(model)
+        self._shared = shared_parameters(model)
         self._types = torch_pruning.ops.OPTYPE
         self.graph = torch_pruning.DependencyGraph()
         with warnings.catch_warnings(), torch.enable_grad():
@@ -135,7 +113,6 @@ class Traced:
         finally:
             for hook in hooks:
                 hook.remove()
-        self._outputs = {tensor.grad_fn for tensor in _differentiable(outputs)}
         return outputs
 
     def families(self) -> list[Family]:
@@ -144,7 +121,13 @@ class Traced:
         attention = {
             part for module in self.model.modules() if isinstance(module, FewerHeads) for part in module.modules()
         }
-        groups = self.graph.get_all_groups(root_module_types=roots)
+        if any("CopySlices" in str(node.grad_fn) for node in self.graph.module2node.values()):
+            # torch-pruning would look for the channels without end
+            raise CompactionError("the model cannot be traced: it writes to a part of a tensor, as in x[:, :3] = y")
+        try:
+            groups = list(self.graph.get_all_groups(root_module_types=roots))
+        except Exception as error:
+            raise CompactionError(f"the model cannot be traced: {type(error).__name__}: {error}") from error
         families = [self._family(group) for group in groups if group[0].dep.target.module not in attention]
         order = {name: position for position, name in enumerate(self._names.values())}
         return sorted(families, key=lambda family: order[family.root])
@@ -178,14 +161,14 @@ class Traced:
 
     def _obstacle(self, member: Member) -> str | None:
         module, types = member.module, self._types
-        if member.role != "reads" and (member.node.grad_fn in self._outputs or member.node.type == types.OUTPUT):
-            return "it is an output of the model"
         if member.node.type in (types.LN, types.GN, types.MHA, types.LSTM):
             return f"{member.name!r} ({type(module).__name__}) mixes its channels"
         if not member.name or isinstance(module, nn.Parameter):
             return None
-        if isinstance(module, _ConvNd) and module.groups > 1 and not _is_depthwise(module):
+        if isinstance(module, _ConvNd) and module.groups > 1 and not is_depthwise(module):
             return f"{member.name!r} is a convolution in {module.groups} groups"
+        if member.role != "passes" and max(member.channels) >= member.width:
+            return f"{member.name!r} has {member.width} channels where more arrive"
         if self._calls[module] > 1:
             return f"{member.name!r} is used {self._calls[module]} times"
         if any(p in self._shared for p in module.parameters(recurse=False)):
@@ -201,10 +184,6 @@ def _is_view_of_weight(node: Any) -> bool:
     return bool(sources) and all(type(source).__name__ == "AccumulateGrad" for source in sources) and not node.inputs
 
 
-def _is_depthwise(module: _ConvNd) -> bool:
-    return module.groups == module.out_channels == module.in_channels
-
-
 def output_axis(module: Any) -> int:
     """The axis of the weight of a layer that runs over its output channels."""
     return 1 if isinstance(module, (nn.Embedding, _ConvTransposeNd)) else 0
@@ -218,6 +197,7 @@ def _differentiable(outputs: Any) -> list[Tensor]:
     return found
 
 
-def _shared_parameters(model: nn.Module) -> set[Tensor]:
+def shared_parameters(model: nn.Module) -> set[Tensor]:
+    """The parameters that several layers have."""
     counts = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
     return {p for p, count in counts.items() if count > 1}

@@ -11,10 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from proxmo.compaction.attention import has_plain_heads, rows_of_heads
+from proxmo.compaction.attention import rows_of_heads, why_heads_stay
+from proxmo.compaction.calling import ExampleInputs, Inputs, undisturbed
 from proxmo.compaction.compacting import working_copy
 from proxmo.compaction.cutting import Cutter
-from proxmo.compaction.tracing import ExampleInputs, Family, Inputs, Member, Traced, output_axis
+from proxmo.compaction.removable import Numbered
+from proxmo.compaction.tracing import Family, Member, Traced, output_axis, shared_parameters
 from proxmo.layers import ParamGroups
 from proxmo.optim.units import Slice
 from proxmo.penalties.base import Grouped
@@ -36,6 +38,7 @@ class _LikeUnits(NamedTuple):
     pieces: list[_Piece]
 
 
+@undisturbed()
 def unit_groups(model: nn.Module, example_inputs: ExampleInputs, penalty: Grouped) -> ParamGroups:
     """Parameter groups in which each group of the penalty is all that makes a unit of the model removable.
 
@@ -72,16 +75,17 @@ def unit_groups(model: nn.Module, example_inputs: ExampleInputs, penalty: Groupe
     inputs = Inputs.of(example_inputs)
     traced = working_copy(model)
     families = Traced(traced, inputs).families()
+    followed = Numbered(families).look(traced, inputs)
     obstacles = {family.root: family.obstacle for family in families}
-    obstacles |= _trial(traced, inputs, [family for family in families if family.obstacle is None])
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    obstacles |= _trial(traced, inputs, [family for family in families if family.obstacle is None], trained)
     found: list[_LikeUnits] = []
     for family in families:
         if obstacles[family.root] is None:
             found += _like_units(family, trained)
-    for name, layer in model.named_modules():
+    for name, layer in traced.named_modules():
         if isinstance(layer, nn.MultiheadAttention):
-            obstacles[name] = None if has_plain_heads(layer) else "the layer has more than its projections"
+            obstacles[name] = why_heads_stay(layer, followed, shared_parameters(traced))
             found += _heads(name, layer, trained) if obstacles[name] is None else []
     notes = [f"not penalised: {root}: {reason}" for root, reason in obstacles.items() if reason is not None]
     return _param_groups(model, penalty, found, notes)
@@ -155,12 +159,16 @@ def _parameters(member: Member) -> list[tuple[str, int]]:
 
 
 @torch.no_grad()
-def _trial(model: nn.Module, inputs: Inputs, families: list[Family]) -> dict[str, str | None]:
+def _trial(
+    model: nn.Module, inputs: Inputs, families: list[Family], trained: dict[str, nn.Parameter]
+) -> dict[str, str | None]:
     """For each family why its units cannot be removed, if so: tried on a copy in which the first of each is zero."""
     zeroed = copy.deepcopy(model)
     for family in families:
         for member in family.having("emits", "passes"):
             for name, axis in _parameters(member):
+                if name not in trained:
+                    continue
                 p = zeroed.get_parameter(name)
                 p.index_fill_(axis, torch.tensor(member.by_unit.get(0, []), device=p.device, dtype=torch.long), 0.0)
     cutter = Cutter(zeroed, inputs)
@@ -171,6 +179,6 @@ def _trial(model: nn.Module, inputs: Inputs, families: list[Family]) -> dict[str
         of_family = found[family.root]
         kept = [reason for reason, units in of_family.kept.items() if 0 in units]
         if not kept and 0 not in of_family.units:
-            kept = ["with all its weights zero, a unit still depends on the input"]
+            kept = ["with all that is trained of it at zero, a unit still depends on the input"]
         reasons[family.root] = kept[0] if kept else cutter.refused.get(family.root)
     return reasons

@@ -1,0 +1,75 @@
+"""Calling a model: its inputs, and the conditions under which it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+ExampleInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
+
+
+class CompactionError(RuntimeError):
+    """A model that cannot be made smaller, with the reason; the model itself is as it was.
+
+    >>> issubclass(CompactionError, RuntimeError)
+    True
+    """
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model is called with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, example: ExampleInputs) -> Inputs:
+        if isinstance(example, Tensor):
+            return cls((example,), {})
+        if isinstance(example, Mapping):
+            return cls((), dict(example))
+        if isinstance(example, (tuple, list)):
+            return cls(tuple(example), {})
+        raise TypeError(
+            "example_inputs must be a tensor, a tuple of arguments or a dictionary of named ones, got "
+            f"{type(example).__name__}"
+        )
+
+    def call(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+    @torch.no_grad()
+    def outputs(self, model: nn.Module) -> list[Tensor]:
+        """The tensors that the model returns."""
+        return [x for x in pytree.tree_leaves(self.call(model)) if isinstance(x, Tensor)]
+
+    def shuffled(self) -> Inputs:
+        """The same numbers in other places: as valid as the example, and another point of the function."""
+        generator = torch.Generator().manual_seed(0)
+
+        def shuffle(x: Any) -> Any:
+            if not (isinstance(x, Tensor) and x.is_floating_point()):
+                return x
+            order = torch.randperm(x.numel(), generator=generator).to(x.device)
+            return x.flatten()[order].reshape(x.shape)
+
+        return Inputs(*pytree.tree_map(shuffle, (self.args, self.kwargs)))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave torch's random numbers as they are, and its shortcut around the layers of Transformers unused."""
+    shortcut = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(shortcut)
