@@ -81,6 +81,15 @@ def test_strength_by_name_the_first_pattern_wins() -> None:
     assert len(groups) == 4
 
 
+def test_strength_by_the_name_of_what_a_layer_is_in_or_of_another_that_shares_its_weight() -> None:
+    model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "head": nn.Linear(2, 2)})
+    found = penalties(param_groups(model, GroupL2(0.1), per_layer={"body": 0.5}))
+    weights = [name for name in found if name.endswith("weight")]
+    assert [found[name].strength for name in weights] == [0.5, 0.5, 0.1]  # type: ignore[union-attr]
+    tied = penalties(param_groups(Tied(), GroupL2(0.1), per_layer={"output": 0.5}))
+    assert tied["embedding.weight"] == GroupL2(0.5, dim=1)
+
+
 def test_exclusion_by_layer_parameter_and_pattern() -> None:
     model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "head": nn.Linear(2, 2)})
     for exclude, left in (
@@ -98,7 +107,12 @@ def test_exclusion_by_layer_parameter_and_pattern() -> None:
     [
         ({"exclude": ["haed"]}, ValueError, r"exclude must match names of the model, such as \['head'.*got 'haed'"),
         ({"per_layer": {"nose": 0.1}}, ValueError, "per_layer must match names of the model.*got 'nose'"),
-        ({"exclude": "head"}, TypeError, "exclude must be a sequence of names, got the string 'head'"),
+        ({"exclude": "head"}, TypeError, "exclude must be a sequence of names, got 'head'"),
+        ({"exclude": [5]}, TypeError, r"exclude must be a sequence of names, got \[5\]"),
+        ({"per_layer": ["head"]}, TypeError, r"per_layer must be a dictionary from names to strengths, got \['head'\]"),
+        ({"on": nn.Linear}, TypeError, "on must be a tuple of classes of layers"),
+        ({"on": (nn.Conv2d,)}, ValueError, r"on must name classes of layers that the model has, got \('Conv2d',\)"),
+        ({"model": 5}, TypeError, "model must be an nn.Module, got int"),
         ({"per_layer": {"head": -1.0}}, ValueError, "strength must be a finite number >= 0, got -1.0"),
         ({"penalty": 0.1}, TypeError, "penalty must be a proxmo.Penalty, got 0.1"),
         ({"penalty": proxmo.SparseGroup(0.1, 0.1), "per_layer": {"head": 0.1}}, TypeError, "which SparseGroup"),
@@ -107,7 +121,7 @@ def test_exclusion_by_layer_parameter_and_pattern() -> None:
 def test_what_does_not_fit_is_named(arguments: dict[str, object], error: type[Exception], message: str) -> None:
     model = nn.ModuleDict({"head": nn.Linear(2, 2)})
     with pytest.raises(error, match=message):
-        param_groups(model, **{"penalty": GroupL2(0.1), **arguments})  # type: ignore[arg-type]
+        param_groups(**{"model": model, "penalty": GroupL2(0.1), **arguments})  # type: ignore[arg-type]
 
 
 def test_lazy_layers_can_be_listed_before_their_shape_is_known() -> None:

@@ -75,8 +75,10 @@ def param_groups(
         model: the model.
         penalty: ψ for each of the weights.
         on: the classes of layers whose ``weight`` is penalised.
-        exclude: names of layers or parameters without a penalty; ``*`` stands for anything, as in file names.
-        per_layer: the strength for layers of these names, in place of that of ``penalty``; the first that matches.
+        exclude: names of parameters, or of modules with all in them, without a penalty; ``*`` stands for anything, as
+            in file names.
+        per_layer: the strength for layers of these names, or in these modules, in place of that of ``penalty``; the
+            first that matches.
 
     >>> import proxmo
     >>> from torch import nn
@@ -93,21 +95,19 @@ def param_groups(
     3.bias     (2,)     none
     >>> optimizer = proxmo.ProxSGD(groups, lr=0.1)
     """
-    if not isinstance(penalty, Penalty):
-        raise TypeError(f"penalty must be a proxmo.Penalty, got {penalty!r}")
-    if isinstance(exclude, str):
-        raise TypeError(f"exclude must be a sequence of names, got the string {exclude!r}")
-    strengths = dict(per_layer or {})
-    if strengths and not hasattr(penalty, "strength"):
-        raise TypeError(f"per_layer sets a strength, which {penalty} does not have")
-    modules = dict(model.named_modules())
-    layers = {name: module for name, module in modules.items() if isinstance(module, on)}
+    _check_arguments(model, penalty, on, exclude, per_layer)
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    layers = {name: module for name, module in modules.items() if isinstance(module, tuple(on))}
+    if not layers:
+        raise ValueError(
+            f"on must name classes of layers that the model has, got {tuple(kind.__name__ for kind in on)}"
+        )
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     _check_patterns("exclude", exclude, [*modules, *names])
-    _check_patterns("per_layer", strengths, layers)
-    penalties = _weights_with_penalty(model, layers, penalty, strengths)
+    _check_patterns("per_layer", per_layer or {}, _with_holders(layers))
+    penalties = _weights_with_penalty(layers, penalty, per_layer or {})
     for name, p in model.named_parameters(remove_duplicate=False):
-        if _is_excluded(name, exclude):
+        if _matches(name, exclude):
             penalties.pop(p, None)
     groups: list[dict[str, Any]] = []
     for name, p in model.named_parameters():
@@ -120,27 +120,52 @@ def param_groups(
     return ParamGroups(groups)
 
 
+def _check_arguments(model: Any, penalty: Any, on: Any, exclude: Any, per_layer: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    if not isinstance(penalty, Penalty):
+        raise TypeError(f"penalty must be a proxmo.Penalty, got {penalty!r}")
+    if not isinstance(on, (tuple, list)) or not all(isinstance(kind, type) for kind in on):
+        raise TypeError(f"on must be a tuple of classes of layers, got {on!r}")
+    if not isinstance(exclude, (tuple, list)) or not all(isinstance(name, str) for name in exclude):
+        raise TypeError(f"exclude must be a sequence of names, got {exclude!r}")
+    if per_layer is not None and not isinstance(per_layer, Mapping):
+        raise TypeError(f"per_layer must be a dictionary from names to strengths, got {per_layer!r}")
+    if per_layer and not hasattr(penalty, "strength"):
+        raise TypeError(f"per_layer sets a strength, which {penalty} does not have")
+
+
 def _weights_with_penalty(
-    model: nn.Module, layers: Mapping[str, nn.Module], penalty: Penalty, strengths: Mapping[str, float]
+    layers: Mapping[str, nn.Module], penalty: Penalty, strengths: Mapping[str, float]
 ) -> dict[Tensor, Penalty]:
-    found: dict[Tensor, Penalty] = {}
+    """The penalty of each weight; that of one which several layers share is made for the first, by the names of all."""
+    holders: dict[Tensor, list[str]] = {}
     for name, layer in layers.items():
-        weight = dict(layer.named_parameters(recurse=False)).get("weight")
-        if weight is None or weight in found:
-            continue
-        matching = [strength for pattern, strength in strengths.items() if fnmatchcase(name, pattern)]
+        for own, p in layer.named_parameters(recurse=False):
+            if own == "weight":
+                holders.setdefault(p, []).append(name)
+    found: dict[Tensor, Penalty] = {}
+    for weight, names in holders.items():
+        matching = [s for pattern, s in strengths.items() if any(_matches(name, [pattern]) for name in names)]
         changes: dict[str, Any] = {"strength": matching[0]} if matching else {}
-        if isinstance(layer, _UNITS_LAST) and getattr(penalty, "dim", None) == 0:
+        if isinstance(layers[names[0]], _UNITS_LAST) and getattr(penalty, "dim", None) == 0:
             changes["dim"] = 1
         found[weight] = dataclasses.replace(penalty, **changes)
     return found
 
 
-def _is_excluded(parameter: str, patterns: Iterable[str]) -> bool:
-    """Whether the name of the parameter, or of a module that it is in, matches."""
-    parts = parameter.split(".")
-    holders = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-    return any(fnmatchcase(holder, pattern) for holder in holders for pattern in patterns)
+def _with_holders(names: Iterable[str]) -> list[str]:
+    """Names of layers, or of parameters, and of all modules that they are in."""
+    found: dict[str, None] = {}
+    for name in names:
+        parts = name.split(".")
+        found.update(dict.fromkeys(".".join(parts[:end]) for end in range(1, len(parts) + 1)))
+    return list(found)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether the name, or that of a module that it is in, matches."""
+    return any(fnmatchcase(holder, pattern) for holder in _with_holders([name]) for pattern in patterns)
 
 
 def _check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str]) -> None:

@@ -250,6 +250,12 @@ def test_frozen_parameters_modes_and_dtypes_stay() -> None:
     assert {p.dtype for p in small.parameters()} == {torch.float64}
 
 
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
@@ -259,13 +265,23 @@ def test_frozen_parameters_modes_and_dtypes_stay() -> None:
             "neither scripted nor compiled, got OptimizedModule",
         ),
         (nn.Identity(), CompactionError, "no output depends on its parameters"),
-        (nn.Linear(5, 2), RuntimeError, "shapes cannot be multiplied"),
+        (nn.Linear(5, 2), CompactionError, "the model does not run on example_inputs: RuntimeError: mat1 and mat2"),
+        (nn.LazyLinear(2), ValueError, "model must know all its shapes"),
+        (nn.Sequential(nn.Linear(2, 2), Noise()), CompactionError, "gives other outputs each time"),
         ("model", TypeError, "model must be an nn.Module"),
     ],
 )
 def test_models_that_cannot_be_traced_are_refused(model: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         compact(model, torch.randn(2, 2))
+
+
+@pytest.mark.parametrize("example", [None, 5, "abc"])
+def test_example_inputs_are_tensors_tuples_or_dictionaries(example: Any) -> None:
+    with pytest.raises(TypeError, match="example_inputs must be a tensor, a tuple of arguments or a dictionary"):
+        compact(nn.Linear(2, 2), example)
+    with pytest.raises(TypeError, match="example_inputs must be a tensor, a tuple of arguments or a dictionary"):
+        unit_groups(nn.Linear(2, 2), example, GroupL2(0.1))
 
 
 def test_no_randomness_is_used_up() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 import proxmo
 from compaction.models import CASES, call, make
@@ -94,6 +94,49 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
         load_compact(model, path)
     with pytest.raises(FileNotFoundError):
         save_compact(model, tmp_path / "missing" / "small.safetensors")
+
+
+@pytest.mark.parametrize("heads", [None, "{", "[1]", '{"a": ["x", 4]}', '{"a": [1000000, 40000]}', '{"": [1, -1]}'])
+def test_what_a_file_says_of_heads_is_checked_before_anything_is_made(heads: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    metadata = {"format": "proxmo-compact-1", **({} if heads is None else {"heads": heads})}
+    save_file({"weight": torch.ones(3, 2), "bias": torch.ones(3)}, path, metadata)
+    with pytest.raises(ValueError, match="is damaged: what it says of attention heads cannot be"):
+        load_compact(nn.Linear(2, 3), path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (
+            {"weight": torch.ones(2, 2), "bias": torch.ones(3)},
+            r"a Linear whose tensors do not fit each other: \{2, 3\}",
+        ),
+        ({"weight": torch.ones(9, 2), "bias": torch.ones(9)}, r"has 'bias' of shape \(9,\), the model \(3,\)"),
+        ({"weight": torch.ones(3, 2).long(), "bias": torch.ones(3)}, "has 'weight' of shape"),
+    ],
+)
+def test_tensors_that_cannot_be_what_is_left_are_refused(
+    tensors: dict[str, Tensor], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "small.safetensors"
+    save_file(dict(sorted(tensors.items(), reverse=True)), path, {"format": "proxmo-compact-1", "heads": "{}"})
+    with pytest.raises(ValueError, match=message):
+        load_compact(nn.Linear(2, 3), path)
+
+
+def test_no_randomness_is_used_up(tmp_path: Path) -> None:
+    save_compact(compacted("Transformer"), tmp_path / "small.safetensors")
+    other, _ = make("Transformer")
+    state = torch.get_rng_state()
+    load_compact(other, tmp_path / "small.safetensors")
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_only_modules_are_saved_and_loaded(tmp_path: Path) -> None:
+    for call_it in (lambda: save_compact(5, tmp_path / "x"), lambda: load_compact(None, tmp_path / "x")):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"model must be an nn\.Module, got"):
+            call_it()
 
 
 def test_state_that_is_not_tensors_is_refused(tmp_path: Path) -> None:

@@ -227,11 +227,26 @@ def test_no_gradient_at_all_is_a_step_without_them_some_is_an_error() -> None:
         (proxmo.GroupL2(1.0), ((Slice(1, 1, None),),), "axis 1 of parameter 1"),
         (proxmo.GroupL2(1.0), ((Slice(1, 0, ((3,),)),),), "beyond the size 3"),
         (proxmo.GroupL2(1.0), ((Slice(0, 0, None), Slice(3, 0, None)),), r"as many in each.*\[3, 5\]"),
+        (proxmo.GroupL2(1.0), ((Slice(3, 0, ((0, 1), (2,))),),), "as many indices each in parameter 3"),
+        (proxmo.GroupL2(1.0), ((Slice(3, 0, ((0,), (0,))),),), "some of parameter 3 twice"),
+        (proxmo.GroupL2(1.0), ((Slice(0, 0, None),), (Slice(0, 1, None),)), "some of parameter 0 twice"),
+        (proxmo.GroupL2(1.0), "abc", "families of .position, axis, indices."),
+        (proxmo.GroupL2(1.0), 5, "families of .position, axis, indices."),
+        (proxmo.GroupL2(1.0), [[(0, 0)]], "families of .position, axis, indices."),
     ],
 )
 def test_units_that_do_not_fit_are_refused(penalty: proxmo.Penalty, units: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         proxmo.ProxSGD([{"params": make_params(), "penalty": penalty, "units": units}])
+
+
+def test_plain_data_are_units_too_and_none_of_them_is_none() -> None:
+    plain = [[[0, 0, None], [1, 0, None]], [[2, 1, [[0, 3], [1, 2]]], [3, 0, [[4], [0]]]]]
+    group = {"params": make_params(), "penalty": proxmo.GroupL2(1.0), "units": plain}
+    assert proxmo.ProxSGD([group]).param_groups[0]["units"] == UNITS
+    nothing = proxmo.ProxSGD([{"params": make_params(), "units": []}])
+    nothing.load_state_dict(nothing.state_dict())
+    assert nothing.param_groups[0]["units"] is None
 
 
 def test_writing_back_is_the_inverse_of_joining() -> None:

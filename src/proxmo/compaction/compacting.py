@@ -7,6 +7,7 @@ import importlib.util
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from proxmo.compaction.calling import CompactionError, ExampleInputs, Inputs, undisturbed
 from proxmo.compaction.cutting import Cutter, are_close
@@ -17,11 +18,11 @@ from proxmo.compaction.report import CompactionReport, multiply_adds, widths
 def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module, CompactionReport]:
     """A smaller model with the same outputs: all neurons, channels and attention heads that are zero are removed.
 
-    A unit goes if its weights are zero, or those of all layers that read it, and if the outputs stay the same on the
-    example. If it still emits a constant, by a bias or a shift of the normalisation, the constant goes into the bias of
-    the layers that read it, where that is exact; else the unit stays, and the report names it. The model itself is left
-    as it was; the new one is an ordinary dense module, in the same mode of training or evaluation. A layer keeps one
-    unit if all are zero. Needs ``pip install 'proxmo[compact]'``.
+    A unit goes if all layers that read it multiply it by zero, or see a constant whatever the input of the model, and
+    if no operation on the way mixes its channels with others; a constant, from a bias or a shift of the normalisation,
+    goes into the bias of the layers that read it. Zero units for which that cannot be shown stay, and the report names
+    them. The model itself is left as it was; the new one is an ordinary dense module, in the same mode of training or
+    evaluation. A layer keeps one unit if all are zero. Needs ``pip install 'proxmo[compact]'``.
 
     Args:
         model: the model, on any device.
@@ -69,6 +70,8 @@ def working_copy(model: nn.Module) -> nn.Module:
         raise ModuleNotFoundError("compaction needs torch-pruning: pip install 'proxmo[compact]'")
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise TypeError(f"model must be an nn.Module that is neither scripted nor compiled, got {type(model).__name__}")
+    if any(map(is_lazy, model.parameters())):
+        raise ValueError("model must know all its shapes, got one with lazy layers: call it once before")
     try:
         return copy.deepcopy(model).eval().requires_grad_(True)
     except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from operator import le
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from proxmo.compaction.attention import FewerHeads, put_in_place
+from proxmo.compaction.calling import undisturbed
 from proxmo.files import written_whole
 
 _FORMAT = "proxmo-compact-1"
@@ -36,6 +38,8 @@ def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     from safetensors.torch import save_file
 
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     state = model.state_dict(keep_vars=True)
     for name, value in state.items():
         if not isinstance(value, Tensor):
@@ -50,6 +54,7 @@ def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
         save_file(tensors, temporary, metadata)
 
 
+@undisturbed()
 def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """The model that `save_compact` wrote, from the model of the original size that your code makes.
 
@@ -66,6 +71,8 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
       ...
     FileNotFoundError: No such file or directory: missing.safetensors
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     tensors, heads = _read(Path(path))
     loaded = copy.deepcopy(model)
     for name, (count, width) in heads.items():
@@ -78,7 +85,7 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     for name, value in tensors.items():
         holder, own = _submodule(loaded, name.rpartition(".")[0], path), name.rpartition(".")[2]
         old = getattr(holder, own)
-        if isinstance(old, Tensor) and old.dim() != value.dim():
+        if isinstance(old, Tensor) and not _may_be_cut(old, value):
             raise ValueError(f"{path} has {name!r} of shape {tuple(value.shape)}, the model {tuple(old.shape)}")
         new = _like(value, old, holder)
         setattr(holder, own, new)
@@ -89,10 +96,13 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
             if old in replaced:  # tied to one that is in the file
                 setattr(holder, own, replaced[old])
         _set_sizes(holder)
+        widths = {len(x) for x in _per_output(holder)}
+        if len(widths) > 1:
+            raise ValueError(f"{path} has a {type(holder).__name__} whose tensors do not fit each other: {widths}")
     return loaded
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -103,7 +113,14 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
     if metadata.get("format") != _FORMAT:
         raise ValueError(f"{path} was not written by save_compact: its format is {metadata.get('format')!r}")
-    return tensors, json.loads(metadata["heads"])
+    try:
+        heads = {name: (int(count), int(width)) for name, (count, width) in json.loads(metadata["heads"]).items()}
+        for name, (count, width) in heads.items():
+            if count < 1 or width < 1 or len(tensors[f"{name}.q_proj.weight"]) != count * width:
+                raise ValueError(f"{count} heads of width {width} do not fit {name!r}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: what it says of attention heads cannot be, {error}") from error
+    return tensors, heads
 
 
 def _submodule(model: nn.Module, name: str, path: str | os.PathLike[str]) -> nn.Module:
@@ -130,6 +147,21 @@ def _may_be_new(model: nn.Module, name: str) -> bool:
     holder, _, own = name.rpartition(".")
     layer = dict(model.named_modules()).get(holder)
     return own == "bias" and isinstance(layer, (nn.Linear, _ConvNd)) and layer.bias is None
+
+
+def _may_be_cut(old: Tensor, value: Tensor) -> bool:
+    """Whether a tensor may be what is left of another."""
+    same_kind = old.is_floating_point() == value.is_floating_point()
+    return same_kind and old.dim() == value.dim() and all(map(le, value.shape, old.shape))
+
+
+def _per_output(module: nn.Module) -> list[Tensor]:
+    """The tensors of a layer that have a number for each of its output channels; for a convolution, its weight too."""
+    if isinstance(module, (nn.Linear, _ConvNd)) and not isinstance(module, _ConvTransposeNd):
+        return [x for x in (module.weight, module.bias) if x is not None]
+    if isinstance(module, _NormBase):
+        return [x for x in (module.weight, module.bias, module.running_mean, module.running_var) if x is not None]
+    return []
 
 
 def _like(value: Tensor, old: Tensor | None, holder: nn.Module) -> Tensor:

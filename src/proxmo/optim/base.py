@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from proxmo import checks
-from proxmo.optim.units import as_units, check_units, joined, seen_by_penalty, write_back
+from proxmo.optim.units import as_units, joined, seen_by_penalty, write_back
 from proxmo.penalties.base import Grouped, Penalty, widen
 
 Group: TypeAlias = dict[str, Any]
@@ -179,8 +179,8 @@ class ProxOptimizer(Optimizer):
         try:
             self._check_keys(group)
             checks.step("lr", group["lr"])
+            group["units"] = as_units(group["units"], group["params"])
             self._check_options(group)
-            check_units(group["units"], group["params"])
         except Exception:
             self.param_groups.pop()
             raise
@@ -212,7 +212,7 @@ class ProxOptimizer(Optimizer):
         updates: dict[int, tuple[Penalty, Penalty]] = {}
         for live, loaded in zip(self.__dict__.get("param_groups", []), state["param_groups"], strict=False):
             penalty = live["penalty"]
-            if (units := as_units(loaded.get("units"))) != live["units"]:
+            if (units := as_units(loaded.get("units"), live["params"])) != live["units"]:
                 raise ValueError("cannot load a parameter group whose units differ from those of the present one")
             loaded["units"] = units
             update = _restore(penalty, loaded.get("penalty"))

@@ -29,32 +29,46 @@ Family: TypeAlias = tuple[Slice, ...]
 Units: TypeAlias = tuple[Family, ...]
 
 
-def as_units(data: Any) -> Units | None:
-    """Units from plain data, whose tuples may have become lists on their way through a file."""
-    if data is None:
+def as_units(data: Any, params: Sequence[Tensor]) -> Units | None:
+    """Units of parameters from plain data, whose tuples may have become lists in a file; raises if they do not fit."""
+    if data is None or (isinstance(data, (tuple, list)) and not data):
         return None
-    return tuple(
-        tuple(
-            Slice(int(position), int(axis), None if indices is None else tuple(tuple(map(int, row)) for row in indices))
-            for position, axis, indices in family
-        )
-        for family in data
-    )
-
-
-def check_units(units: Units | None, params: Sequence[Tensor]) -> None:
-    """Raise if the units do not fit the parameters of their group."""
-    for family in units or ():
-        heights = set()
-        for position, axis, indices in family:
-            if not (0 <= position < len(params) and 0 <= axis < params[position].dim()):
-                raise ValueError(f"units name axis {axis} of parameter {position}, which the group does not have")
-            size = params[position].shape[axis]
-            heights.add(size if indices is None else len(indices))
-            if indices is not None and not all(0 <= index < size for row in indices for index in row):
-                raise ValueError(f"units name indices beyond the size {size} of axis {axis} of parameter {position}")
+    try:
+        units = tuple(tuple(Slice(int(p), int(axis), _as_rows(rows)) for p, axis, rows in family) for family in data)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"units must be families of (position, axis, indices), as of unit_groups, got {data!r}"
+        ) from error
+    taken: dict[int, Tensor] = {}
+    for family in units:
+        heights = {_check_slice(part, params, taken) for part in family}
         if len(heights) != 1:
             raise ValueError(f"units of a family must be as many in each of its parameters, got {sorted(heights)}")
+    return units
+
+
+def _as_rows(rows: Any) -> tuple[tuple[int, ...], ...] | None:
+    return None if rows is None else tuple(tuple(map(int, row)) for row in rows)
+
+
+def _check_slice(part: Slice, params: Sequence[Tensor], taken: dict[int, Tensor]) -> int:
+    """How many units a part has; an error if it does not fit its parameter or what others have taken of it."""
+    position, axis, indices = part
+    if not (0 <= position < len(params) and 0 <= axis < params[position].dim()):
+        raise ValueError(f"units name axis {axis} of parameter {position}, which the group does not have")
+    size = params[position].shape[axis]
+    rows = tuple((index,) for index in range(size)) if indices is None else indices
+    every = [index for row in rows for index in row]
+    if not all(0 <= index < size for index in every):
+        raise ValueError(f"units name indices beyond the size {size} of axis {axis} of parameter {position}")
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError(f"units must have as many indices each in parameter {position}, got {indices}")
+    mask = taken.setdefault(position, torch.zeros(params[position].shape, dtype=torch.bool))
+    mine = mask.movedim(axis, 0)
+    if len(set(every)) < len(every) or bool(mine[every].any()):
+        raise ValueError(f"units must not have weights in common, got some of parameter {position} twice")
+    mine[every] = True
+    return len(rows)
 
 
 def seen_by_penalty(units: Units | None, tensors: Sequence[Tensor]) -> Iterable[Tensor]:
