@@ -297,8 +297,66 @@ def test_layers_that_the_example_does_not_call_are_named_and_training_still_runs
     assert small(randn(4, 3))[1].shape == (4, 2)
     assert report.kept == [
         "helper: was not called on the example, and is left as it is",
-        "first: units 1, 2 stay: cut, the model does not run in training mode",
+        "first: units 1, 2 stay: 'helper', which was not called on the example, may take part",
     ]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(3, 8), nn.GRU(8, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x))[0])
+
+
+class ByTheLargest(nn.Module):
+    """One channel, made from all, decides about all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        return self.last(hidden * self.gate(hidden.amax(1, keepdim=True)))
+
+
+class Forked(nn.Module):
+    """Which layer comes next depends on the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.other = nn.Linear(3, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        return self.last(hidden) if x.sum() > 0 else self.other(hidden)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (Recurrent(), (2, 4, 3)),
+        (ByTheLargest(), (2, 3, 6, 6)),
+        (Forked(), (2, 3)),
+        (nn.Sequential(nn.Linear(3, 8), nn.GLU(), nn.Linear(4, 2)), (2, 3)),
+        (nn.Sequential(nn.Conv2d(3, 8, 1), nn.PixelShuffle(2), nn.Conv2d(2, 2, 1)), (2, 3, 4, 4)),
+        (nn.Sequential(nn.Linear(3, 8), nn.LSTM(8, 4)), (2, 3)),
+        (nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(2, 8), nn.Linear(8, 2)), (2, 3)),
+    ],
+    ids=["GRU", "gate", "fork", "GLU", "pixels", "LSTM", "GroupNorm"],
+)
+def test_layers_without_a_rule_stay_whole(model: nn.Module, shape: tuple[int, ...]) -> None:
+    first = model.get_submodule("first" if hasattr(model, "first") else "0")
+    zero(first, 1, 2)
+    example = torch.rand(shape)
+    small, report = compact(model.eval(), example)
+    assert report.parameters[0] == report.parameters[1]
+    for inputs in (example, -example):
+        for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (small(inputs), model(inputs))), strict=True):
+            assert not isinstance(a, Tensor) or torch.equal(a, b)
+    assert not any("units" in group for group in unit_groups(model, example, GroupL2(0.1)))
 
 
 def write_to_channels(hidden: Tensor) -> Tensor:

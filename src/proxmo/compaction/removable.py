@@ -22,6 +22,7 @@ class Numbered:
 
     def __init__(self, families: list[Family]) -> None:
         self.families = families
+        self._open = [family for family in families if family.obstacle is None]
         self.offsets: dict[str, int] = {}
         total = 0
         for family in families:
@@ -31,7 +32,7 @@ class Numbered:
     def emitted(self) -> dict[nn.Module, Tensor]:
         """For each layer the numbers of the units of its output channels."""
         found: dict[nn.Module, Tensor] = {}
-        for family in self.families:
+        for family in self._open:
             for member in family.having("emits"):
                 if isinstance(member.module, nn.Module):
                     numbers = found.setdefault(member.module, torch.full((member.width,), NONE))
@@ -43,14 +44,16 @@ class Numbered:
         followed = follow(model, inputs.args, inputs.kwargs, self.emitted())
         readers = {
             (member.module, channel): self.offsets[family.root] + unit
-            for family in self.families
+            for family in self._open
             for member in family.having("reads")
             for channel, unit in zip(member.channels, member.units, strict=True)
         }
         names = {module: name for name, module in model.named_modules()}
-        for family in self.families:
-            if family.obstacle is None:
-                family.obstacle = self._obstacle(family, followed, readers, names)
+        uncalled = _widths_of_uncalled(model, followed)
+        for family in self._open:
+            family.obstacle = self._obstacle(family, followed, readers, names)
+            if family.obstacle is None and family.size in uncalled:
+                family.obstacle = f"{uncalled[family.size]!r}, which was not called on the example, may take part"
         return followed
 
     def _obstacle(
@@ -77,6 +80,17 @@ class Numbered:
                 if number in own and readers.get((module, channel)) != number:
                     return f"what {names[module]!r} reads of it could not be told"
         return None
+
+
+def _widths_of_uncalled(model: nn.Module, followed: Followed) -> dict[int, str]:
+    """The widths of layers that the example does not call: in another call they may read, or add to, what has them."""
+    found: dict[int, str] = {}
+    inside = {part for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules()}
+    for name, module in model.named_modules():
+        if module not in followed.calls and module not in inside:
+            for p in module.parameters(recurse=False):
+                found.update(dict.fromkeys(p.shape, name))
+    return found
 
 
 @dataclass
@@ -132,8 +146,10 @@ def _why_not(unit: int, readers: list[Member], followed: Followed) -> str | None
 
 def _zero_units(family: Family) -> set[int]:
     """The units all of whose weights, in all layers that emit them, are zero; biases and norms aside."""
-    zero = set(range(family.size))
+    zero = set(range(family.size)) if family.having("emits") else set()
     for member in family.having("emits"):
+        if max(member.channels) >= member.width:  # what torch-pruning makes of it cannot be
+            return set()
         rows = (member.rows() == 0).all(1)
         zero -= {unit for unit, channels in member.by_unit.items() if not bool(rows[channels].all())}
     return zero

@@ -48,9 +48,9 @@ class Member:
     def rows(self) -> Tensor:
         """The weights of a layer that emits, a row for each output channel."""
         if isinstance(self.module, nn.Parameter):
-            return self.module.detach().movedim(self.node.pruning_dim, 0).flatten(1)
+            return self.module.detach().movedim(self.node.pruning_dim, 0).reshape(self.width, -1)
         weight: Tensor = self.module.weight
-        return weight.detach().movedim(output_axis(self.module), 0).flatten(1)
+        return weight.detach().movedim(output_axis(self.module), 0).reshape(self.width, -1)
 
     @property
     def width(self) -> int:
@@ -117,28 +117,39 @@ class Traced:
 
     def families(self) -> list[Family]:
         """In the order of the model, those that cannot be removed with the reason; without the insides of attention."""
-        roots = (nn.Linear, _ConvNd, nn.Embedding)
-        attention = {
-            part for module in self.model.modules() if isinstance(module, FewerHeads) for part in module.modules()
-        }
         if any("CopySlices" in str(node.grad_fn) for node in self.graph.module2node.values()):
             # torch-pruning would look for the channels without end
             raise CompactionError("the model cannot be traced: it writes to a part of a tensor, as in x[:, :3] = y")
-        try:
-            groups = list(self.graph.get_all_groups(root_module_types=roots))
-        except Exception as error:
-            raise CompactionError(f"the model cannot be traced: {type(error).__name__}: {error}") from error
-        families = [self._family(group) for group in groups if group[0].dep.target.module not in attention]
-        order = {name: position for position, name in enumerate(self._names.values())}
-        return sorted(families, key=lambda family: order[family.root])
+        inside = {
+            part for module in self.model.modules() if isinstance(module, FewerHeads) for part in module.modules()
+        }
+        families: list[Family] = []
+        known = set(inside)
+        for root in self._names:
+            if (
+                isinstance(root, (nn.Linear, _ConvNd, nn.Embedding))
+                and root in self.graph.module2node
+                and root not in known
+            ):
+                families.append(self._family(root))
+                known |= {member.module for member in families[-1].having("emits", "passes")}
+        return families
 
     def cut(self, family: Family, units: Sequence[int]) -> None:
         """Remove units from the model; it needs to be traced again afterwards."""
-        root = self.model.get_submodule(family.root)
-        pruner = self.graph.get_pruner_of_module(root)
-        self.graph.get_pruning_group(root, pruner.prune_out_channels, sorted(units)).prune(record_history=False)
+        self._group(self.model.get_submodule(family.root), sorted(units)).prune(record_history=False)
 
-    def _family(self, group: Any) -> Family:
+    def _group(self, root: nn.Module, units: list[int]) -> Any:
+        return self.graph.get_pruning_group(root, self.graph.get_pruner_of_module(root).prune_out_channels, units)
+
+    def _family(self, root: nn.Module) -> Family:
+        node = self.graph.module2node[root]
+        every = list(range(self.graph.get_out_channels(root)))
+        try:
+            group = self._group(root, every)
+        except Exception as error:
+            alone = Member(self._names[root], root, node, "emits", every, every)
+            return Family(alone.name, len(every), [alone], f"torch-pruning cannot follow it: {type(error).__name__}")
         members = [
             self._member(item.dep.target, item.dep.handler, list(item.idxs), list(item.root_idxs))
             for item in group
@@ -163,12 +174,12 @@ class Traced:
         module, types = member.module, self._types
         if member.node.type in (types.LN, types.GN, types.MHA, types.LSTM):
             return f"{member.name!r} ({type(module).__name__}) mixes its channels"
+        if member.role != "passes" and max(member.channels) >= member.width:
+            return f"{member.name!r} has {member.width} channels where more arrive"
         if not member.name or isinstance(module, nn.Parameter):
             return None
         if isinstance(module, _ConvNd) and module.groups > 1 and not is_depthwise(module):
             return f"{member.name!r} is a convolution in {module.groups} groups"
-        if member.role != "passes" and max(member.channels) >= member.width:
-            return f"{member.name!r} has {member.width} channels where more arrive"
         if self._calls[module] > 1:
             return f"{member.name!r} is used {self._calls[module]} times"
         if any(p in self._shared for p in module.parameters(recurse=False)):
