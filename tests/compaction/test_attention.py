@@ -150,3 +150,110 @@ def test_weights_of_attention_that_are_an_output_keep_the_heads() -> None:
     _, report = compact(model, torch.randn(5, 2, 12))
     assert report.widths["attention"] == (3, 3)
     assert report.kept == ["attention: head 1 stays: the weights of attention, over all heads, are used"]
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_places_that_attend_to_nothing(need_weights: bool) -> None:
+    """Their weights of attention are zero, or NaN, and do not add up to one."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.MultiheadAttention(8, 2, batch_first=True)
+            nn.init.normal_(self.layer.in_proj_bias)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.layer(x, x, x, attn_mask=mask, need_weights=need_weights)[0]  # type: ignore[no-any-return]
+
+    model = Attention().eval()
+    with torch.no_grad():
+        model.layer.in_proj_weight.view(3, 2, 4, 8)[:, 1] = 0
+    nobody = torch.zeros(3, 3, dtype=torch.bool)
+    _, report = compact(model, (torch.randn(2, 3, 8), nobody))
+    assert report.kept == ["layer: head 1 stays: its values have a bias"]
+    with torch.no_grad():
+        model.layer.in_proj_bias.view(3, 2, 4)[:, 1] = 0
+    small, report = compact(model, (torch.randn(2, 3, 8), nobody))
+    assert report.widths["layer"] == (2, 1)
+    nobody[0] = True
+    x = torch.randn(2, 3, 8)
+    torch.testing.assert_close(small(x, nobody), model(x, nobody), equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_transformers_with_padding_masks(nested: bool, gradients: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
+    for block in model.layers:
+        with torch.no_grad():
+            block.self_attn.in_proj_weight.view(3, 4, 4, 16)[:, 1] = 0
+            block.self_attn.in_proj_bias.view(3, 4, 4)[:, 1] = 0
+            block.linear1.weight[:5] = 0
+    x, padding = torch.randn(3, 6, 16), torch.zeros(3, 6, dtype=torch.bool)
+    padding[0, 4:] = True
+    for example in (x, {"src": x, "src_key_padding_mask": padding}):
+        small, report = compact(model, example)
+        assert report.widths["layers.0.self_attn"] == (4, 3)
+        assert report.widths["layers.1.linear1"] == (32, 27)
+        with torch.set_grad_enabled(gradients):
+            found, expected = small(x, src_key_padding_mask=padding), model(x, src_key_padding_mask=padding)
+        seen = ~padding[:, : found.shape[1]]
+        torch.testing.assert_close(found[seen], expected[:, : found.shape[1]][seen], rtol=1e-4, atol=1e-5)
+
+
+def test_attention_that_is_not_torchs_own_or_is_shared_keeps_its_heads() -> None:
+    class Clipped(nn.MultiheadAttention):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            output, weights = super().forward(*args, **kwargs)
+            return output.clamp(-3, 3), weights
+
+    class Model(nn.Module):
+        def __init__(self, layer: nn.MultiheadAttention, *, twice: bool = False) -> None:
+            super().__init__()
+            self.layer, self.last = layer, nn.Linear(8, 2)
+            self.again = layer if twice else None
+            with torch.no_grad():
+                layer.in_proj_weight.view(3, 2, 4, 8)[:, 1] = 0
+                layer.in_proj_bias.view(3, 2, 4)[:, 1] = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.layer(x, x, x, need_weights=False)[0]
+            if self.again is not None:
+                hidden = self.again(hidden, hidden, hidden, need_weights=False)[0]
+            return self.last(hidden)
+
+    torch.manual_seed(0)
+    plain = nn.MultiheadAttention
+    hooked = plain(8, 2, batch_first=True)
+    hooked.register_forward_hook(lambda module, inputs, output: (output[0].clamp(-3, 3), output[1]))
+    for model, reason in (
+        (Model(Clipped(8, 2, batch_first=True)), "a Clipped with a forward or hooks of its own is not known"),
+        (Model(hooked), "a MultiheadAttention with a forward or hooks of its own is not known"),
+        (Model(plain(8, 2, batch_first=True), twice=True), "the layer is used 2 times"),
+    ):
+        _, report = compact(model.eval(), torch.randn(2, 3, 8))
+        assert report.kept == [f"layer: head 1 stays: {reason}"]
+        assert report.parameters[0] == report.parameters[1]
+
+
+def test_frozen_attention_stays_frozen() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.layer(x, x, x, need_weights=False)[0])
+
+    model = Model()
+    with torch.no_grad():
+        model.layer.in_proj_weight.view(3, 2, 4, 8)[:, 1] = 0
+    model.layer.requires_grad_(False).eval()
+    small, _ = compact(model, torch.randn(2, 3, 8))
+    assert [p.requires_grad for p in small.layer.parameters()] == [False] * 8
+    assert not any(module.training for module in small.layer.modules())
+    assert small.training

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from proxmo.compaction.calling import Inputs
-from proxmo.compaction.following import NONE, Followed, follow, has_border, is_known
+from proxmo.compaction.following import Followed, follow, is_known
+from proxmo.compaction.origins import NONE, has_border
 from proxmo.compaction.tracing import Family, Member, output_axis
 
 

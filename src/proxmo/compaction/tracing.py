@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from proxmo.compaction.attention import FewerHeads
 from proxmo.compaction.calling import CompactionError, Inputs
-from proxmo.compaction.following import is_depthwise
+from proxmo.compaction.origins import is_depthwise
 
 Role = Literal["emits", "passes", "reads"]
 
