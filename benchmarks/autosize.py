@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Literal
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -211,9 +213,9 @@ def problems(fashion: Path | None) -> list[Problem]:
             "ResNet, digits",
             digits,
             lambda: ResNet18(8, 1, 10),
-            batch=128,
-            epochs=30,
-            strengths={"ℓ2,1": (0.01, 0.03, 0.1, 0.2), "ℓ∞,1": (0.1, 0.3, 1.0, 2.0)},
+            batch=64,
+            epochs=40,
+            strengths={"ℓ2,1": (0.01, 0.03, 0.06), "ℓ∞,1": (0.1, 0.2, 0.4)},
         ),
     ]
     if fashion is not None:
@@ -237,6 +239,7 @@ def means(results: list[Result]) -> list[dict[str, object]]:
             "strength": strength,
             "lr": group[0].lr,
             "objective": statistics.mean(r.objective for r in group),
+            "converged": all(math.isfinite(r.objective) for r in group),
             "dense accuracy": statistics.mean(r.dense_accuracy for r in group),
             "accuracy": statistics.mean(r.accuracy for r in group),
             "dense parameters": group[0].parameters[0],
@@ -248,7 +251,19 @@ def means(results: list[Result]) -> list[dict[str, object]]:
     ]
 
 
-COLUMNS = ("problem", "penalty", "strength", "method", "lr", "F", "accuracy", "parameters", "smaller", "work", "faster")
+COLUMNS = (
+    "problem",
+    "penalty",
+    "strength",
+    "method",
+    "lr",
+    "F",
+    "accuracy",
+    "parameters",
+    "smaller",
+    "fewer products",
+    "faster",
+)
 
 
 def rows(results: list[Result]) -> list[tuple[str, ...]]:
@@ -259,7 +274,7 @@ def rows(results: list[Result]) -> list[tuple[str, ...]]:
             f"{mean['strength']:g}",
             LABELS[str(mean["method"])],
             f"{mean['lr']:g}",
-            f"{mean['objective']:.3f}",
+            f"{mean['objective']:.3f}" if mean["converged"] else "diverged",
             f"{mean['accuracy']:.1%}",
             f"{mean['parameters']:,.0f}",
             f"{mean['dense parameters'] / mean['parameters']:.1f}×",  # type: ignore[operator]
@@ -284,6 +299,7 @@ def draw(results: list[Result]) -> Figure:
         for method in METHODS:
             wanted = (problem, penalty, method)
             chosen = [m for m in means(results) if (m["problem"], m["penalty"], m["method"]) == wanted]
+            chosen = [m for m in chosen if m["converged"]]
             accuracies = [100 * m["accuracy"] for m in chosen]  # type: ignore[operator]
             style = {"marker": "o", "color": COLOURS[method], "label": LABELS[method]}
             by_size.plot([m["parameters"] for m in chosen], accuracies, **style)
@@ -293,9 +309,15 @@ def draw(results: list[Result]) -> Figure:
             (by_speed, "times faster than the dense network"),
         ):
             axes.set(xscale="log", xlabel=label, ylabel="test accuracy (%)", title=f"{problem}, {penalty}")
-            axes.grid(alpha=0.3)
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.grid(alpha=0.3, which="both")
     panels[0][0].legend()
     return figure
+
+
+def _finite(numbers: dict[str, object]) -> dict[str, object]:
+    """JSON has no NaN: what has diverged becomes null."""
+    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in numbers.items()}
 
 
 @one_thread()
@@ -314,7 +336,7 @@ def main(arguments: list[str] | None = None) -> None:
             results += compare(problem, penalty, options.seeds, lambda: progress.advance(task))
     options.out.mkdir(parents=True, exist_ok=True)
     with written_whole(options.out / "autosize.json") as path:
-        path.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")
+        path.write_text(json.dumps([_finite(asdict(result)) for result in results], indent=1), encoding="utf-8")
     with written_whole(options.out / "autosize.png") as path:
         draw(results).savefig(path, dpi=110)
     with written_whole(options.out / "autosize.md") as path:
