@@ -77,7 +77,8 @@ def draw_comparison(comparison: Comparison) -> Figure:
             _draw_runs(axes, comparison, setting, measure, method)
         axes.set(title=label, xlabel="epoch")
         if measure == "zero_weights":
-            axes.set_ylim(0, max(0.05, axes.get_ylim()[1]))
+            top = max(0.05, axes.get_ylim()[1])
+            axes.set_ylim(-0.03 * top, top)  # so that a line at zero is seen
         if measure in ("train_loss", "objective"):
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
