@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ class CompactionError(RuntimeError):
     >>> issubclass(CompactionError, RuntimeError)
     True
     """
+
+
+def need(package: str) -> None:
+    """Raise a word on what to install if a package of the extra is not there."""
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise ModuleNotFoundError(f"compaction needs {package}: pip install 'proxmo[compact]'")
 
 
 @dataclass(frozen=True)

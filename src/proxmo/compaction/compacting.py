@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from proxmo.compaction.calling import CompactionError, ExampleInputs, Inputs, undisturbed
+from proxmo.compaction.calling import CompactionError, ExampleInputs, Inputs, need, undisturbed
 from proxmo.compaction.cutting import Cutter, are_close
 from proxmo.compaction.report import CompactionReport, multiply_adds, widths
 
@@ -66,8 +65,7 @@ def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module,
 
 def working_copy(model: nn.Module) -> nn.Module:
     """A copy to trace and cut: in evaluation mode, every parameter with gradients, which tracing needs."""
-    if importlib.util.find_spec("torch_pruning") is None:
-        raise ModuleNotFoundError("compaction needs torch-pruning: pip install 'proxmo[compact]'")
+    need("torch-pruning")
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise TypeError(f"model must be an nn.Module that is neither scripted nor compiled, got {type(model).__name__}")
     if any(map(is_lazy, model.parameters())):
