@@ -1,9 +1,12 @@
 """The examples run, and are as short as they say."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -18,3 +21,23 @@ def test_autosize(tmp_path: Path) -> None:
     assert smaller is not None
     assert float(smaller[1]) > 20
     assert [file.name for file in tmp_path.iterdir()] == ["small.safetensors"]
+
+
+def test_ddp(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        EXAMPLES / "ddp.py",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment)
+    shares = [int(share) for share in re.findall(r"epoch \d+: (\d+)% of the hidden neurons", run.stdout)]
+    assert len(shares) == 4
+    assert shares[-1] > 20
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    zero = (saved["network"]["0.weight"] == 0).all(1).float().mean()
+    assert round(100 * float(zero)) == shares[-1]
