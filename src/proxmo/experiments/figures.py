@@ -9,6 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from proxmo.experiments import synthetic
 from proxmo.experiments.comparison import Comparison
@@ -81,6 +82,9 @@ def draw_comparison(comparison: Comparison) -> Figure:
             axes.set_ylim(-0.03 * top, top)  # so that a line at zero is seen
         if measure in ("train_loss", "objective"):
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))  # few decades
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
     return _with_legend(figure, panels)
 
