@@ -10,7 +10,6 @@ by the objective on the training images. Times are those of one thread, dense an
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
@@ -22,18 +21,16 @@ from typing import Literal
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.output import write
 from proxmo import GroupL2, GroupLInf, ProxSGD, compact, unit_groups
 from proxmo.experiments.data import load
 from proxmo.experiments.images import Batches, Images, plain_batches
 from proxmo.experiments.networks import ResNet18
 from proxmo.experiments.threads import one_thread
-from proxmo.files import written_whole
 from proxmo.optim.units import joined, seen_by_penalty, write_back
 
 Method = Literal["momentum", "vanilla", "subgradient"]
@@ -285,11 +282,6 @@ def rows(results: list[Result]) -> list[tuple[str, ...]]:
     ]
 
 
-def markdown(results: list[Result]) -> str:
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows(results)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 def draw(results: list[Result]) -> Figure:
     """Accuracy against size and against measured speed, a row of panels for each problem and penalty."""
     pairs = list(dict.fromkeys((result.problem, result.penalty) for result in results))
@@ -314,11 +306,6 @@ def draw(results: list[Result]) -> Figure:
     return figure
 
 
-def _finite(numbers: dict[str, object]) -> dict[str, object]:
-    """JSON has no NaN: what has diverged becomes null."""
-    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in numbers.items()}
-
-
 @one_thread()
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -333,17 +320,7 @@ def main(arguments: list[str] | None = None) -> None:
         task = progress.add_task("training runs", total=sum(runs))
         for problem, penalty in jobs:
             results += compare(problem, penalty, options.seeds, lambda: progress.advance(task))
-    options.out.mkdir(parents=True, exist_ok=True)
-    with written_whole(options.out / "autosize.json") as path:
-        path.write_text(json.dumps([_finite(asdict(result)) for result in results], indent=1), encoding="utf-8")
-    with written_whole(options.out / "autosize.png") as path:
-        draw(results).savefig(path, dpi=110)
-    with written_whole(options.out / "autosize.md") as path:
-        path.write_text(markdown(results), encoding="utf-8")
-    table = Table(*COLUMNS)
-    for row in rows(results):
-        table.add_row(*row)
-    Console(width=170).print(table, f"figure, table and numbers: {options.out}", soft_wrap=True)
+    write(options.out, "autosize", [asdict(result) for result in results], draw(results), COLUMNS, rows(results))
 
 
 if __name__ == "__main__":

@@ -9,21 +9,16 @@ for both points.
 from __future__ import annotations
 
 import argparse
-import json
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch.nn import Parameter
 
 from benchmarks.datasets import Dataset, embedded, from_file
@@ -36,9 +31,9 @@ from benchmarks.objectives import (
     gradients,
     mapping_norms,
 )
+from benchmarks.output import write
 from benchmarks.solvers import SOLVERS, Setting, Solver, edges
 from proxmo.experiments.threads import one_thread
-from proxmo.files import written_whole
 
 TUNING_SEEDS = range(1000, 1005)
 POINTS = 40  # where a curve is measured
@@ -184,12 +179,6 @@ def rows(results: list[Result]) -> list[tuple[str, ...]]:
     ]
 
 
-def markdown(results: list[Result]) -> str:
-    """The table for a page."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows(results)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 def describe(result: Result) -> str:
     """What was tuned, with a star where the best value is the first or last of the grid."""
     tuned = {"lr": 0.0, "batch": 0, "momentum": 0.0, "averaging": 1.0}  # a value of no interest for each
@@ -199,15 +188,6 @@ def describe(result: Result) -> str:
         for name, value in values.items()
         if value != tuned[name]
     )
-
-
-def _finite(data: Any) -> Any:
-    """JSON has no infinity: what has diverged becomes null."""
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 @one_thread()
@@ -232,17 +212,8 @@ def main(arguments: list[str] | None = None) -> None:
             compare(*job, options.passes, options.seeds)
             for job in progress.track(jobs, description="methods × problems")
         ]
-    options.out.mkdir(parents=True, exist_ok=True)
-    with written_whole(options.out / "methods.json") as path:
-        path.write_text(json.dumps([_finite(asdict(result)) for result in results], indent=1), encoding="utf-8")
-    with written_whole(options.out / "methods.png") as path:
-        draw(results, options.passes, options.seeds).savefig(path, dpi=130)
-    with written_whole(options.out / "methods.md") as path:
-        path.write_text(markdown(results), encoding="utf-8")
-    table = Table(*COLUMNS)
-    for row in rows(results):
-        table.add_row(*row)
-    Console(width=150).print(table, f"figure, table and numbers: {options.out}", soft_wrap=True)
+    figure = draw(results, options.passes, options.seeds)
+    write(options.out, "methods", [asdict(result) for result in results], figure, COLUMNS, rows(results))
 
 
 if __name__ == "__main__":

@@ -135,6 +135,15 @@ def why_heads_stay(layer: nn.MultiheadAttention, followed: Followed, shared: set
     return None
 
 
+def uncalled_layers(model: nn.Module, followed: Followed) -> list[tuple[str, nn.Module]]:
+    """The layers with parameters that were not called; attention of torch never calls what is inside it."""
+    inside = {
+        part for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules() if part is not m
+    }
+    own = [(name, m) for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None]
+    return [(name, module) for name, module in own if module not in followed.calls and module not in inside]
+
+
 def put_in_place(model: nn.Module, name: str, layer: FewerHeads) -> None:
     """Put a layer with fewer heads where one of torch was."""
     model.set_submodule(name, layer)

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from proxmo.compaction.attention import FewerHeads, put_in_place, why_heads_stay, without_heads, zero_heads
+from proxmo.compaction.attention import (
+    FewerHeads,
+    put_in_place,
+    uncalled_layers,
+    why_heads_stay,
+    without_heads,
+    zero_heads,
+)
 from proxmo.compaction.calling import CompactionError, Inputs
 from proxmo.compaction.following import follow
 from proxmo.compaction.removable import Numbered, Removable, add_constants, removable
@@ -64,7 +71,9 @@ class Cutter:
         self.refused: dict[str, str] = {}
         """Layers whose zero units must stay, with the reason."""
         self._trains = self._runs_in_training(model)
-        self._kept: dict[str, list[str]] = {name: [_NOT_CALLED] for name in _not_called(model, inputs)}
+        self._followed = follow(model, inputs.args, inputs.kwargs, {})
+        uncalled = uncalled_layers(model, self._followed)
+        self._kept: dict[str, list[str]] = {name: [_NOT_CALLED] for name, _ in uncalled}
         self._numbers: dict[str, list[int]] = {}
 
     def run(self) -> nn.Module:
@@ -95,7 +104,7 @@ class Cutter:
         return not plan.keys() <= self.refused.keys()
 
     def plan(self) -> dict[str, Removable]:
-        """What can be removed from each layer, and what cannot, by all that its weights and the probes tell."""
+        """What can be removed from each layer, and what is zero but cannot."""
         numbered = Numbered(Traced(self.model, self.inputs).families())
         followed = numbered.look(self.model, self.inputs)
         plan = {}
@@ -172,10 +181,9 @@ class Cutter:
         return None
 
     def _cut_heads(self) -> None:
-        followed = follow(self.model, self.inputs.args, self.inputs.kwargs, {})
         shared = shared_parameters(self.model)
         layers = [(n, m) for n, m in self.model.named_modules() if isinstance(m, nn.MultiheadAttention)]
-        reasons = {layer: why_heads_stay(layer, followed, shared) for _, layer in layers}
+        reasons = {layer: why_heads_stay(layer, self._followed, shared) for _, layer in layers}
         for name, layer in layers:
             heads, biased = zero_heads(layer)
             self._kept[name] = [_stays("head", biased, "its values have a bias")] if biased else []
@@ -193,14 +201,6 @@ class Cutter:
                 self.model = candidate
             else:
                 self._kept[name].append(_stays("head", heads, problem))
-
-
-def _not_called(model: nn.Module, inputs: Inputs) -> list[str]:
-    """The layers with parameters that are not used on the example, but for those inside attention."""
-    called = follow(model, inputs.args, inputs.kwargs, {}).calls
-    inside = {part for m in model.modules() if isinstance(m, _ATTENTION) for part in m.modules() if part is not m}
-    own = [(name, m) for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None]
-    return [name for name, module in own if module not in called and module not in inside]
 
 
 def _stays(noun: str, numbers: list[int], reason: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from proxmo.compaction.attention import uncalled_layers
 from proxmo.compaction.calling import Inputs
 from proxmo.compaction.following import Followed, follow, is_known
 from proxmo.compaction.origins import NONE, has_border
@@ -86,11 +87,9 @@ class Numbered:
 def _widths_of_uncalled(model: nn.Module, followed: Followed) -> dict[int, str]:
     """The widths of layers that the example does not call: in another call they may read, or add to, what has them."""
     found: dict[int, str] = {}
-    inside = {part for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules()}
-    for name, module in model.named_modules():
-        if module not in followed.calls and module not in inside:
-            for p in module.parameters(recurse=False):
-                found.update(dict.fromkeys(p.shape, name))
+    for name, module in uncalled_layers(model, followed):
+        for p in module.parameters(recurse=False):
+            found.update(dict.fromkeys(p.shape, name))
     return found
 
 
