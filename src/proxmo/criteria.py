@@ -6,6 +6,7 @@ that the last prox step certifies, the prox-gradient mapping, and the gradient o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxmo import checks
+from proxmo import checks, shards
 from proxmo.optim.base import Certificate, Group, ProxOptimizer
 from proxmo.optim.closure import gradient_of
 from proxmo.optim.units import seen_by_penalty
@@ -39,7 +40,7 @@ def gradient_norm(optimizer: ProxOptimizer) -> float:
     >>> gradient_norm(optimizer)
     18.0
     """
-    total = 0.0
+    gradients: list[Tensor] = []
     for group in optimizer.param_groups:
         if group["maximize"]:
             raise ValueError("gradient_norm is for minimisation, got a parameter group with maximize=True")
@@ -47,8 +48,8 @@ def gradient_norm(optimizer: ProxOptimizer) -> float:
         of_penalty = _penalty_gradients(optimizer, group) if with_gradient else {}
         for p in with_gradient:
             gradient = gradient_of(p).detach().double()
-            total += float((gradient + of_penalty[p].double() if p in of_penalty else gradient).square().sum())
-    return total
+            gradients.append(gradient + of_penalty[p].double() if p in of_penalty else gradient)
+    return square(gradients)
 
 
 def _penalty_gradients(optimizer: ProxOptimizer, group: Group) -> dict[Tensor, Tensor]:
@@ -146,9 +147,9 @@ def moreau_gradient(
     for _ in range(max_steps):
         moved = u - lr * (gradient(u) + (u - x) / width)
         moved = moved if penalty is None else penalty.prox(moved, lr)
-        change = (moved - u).norm()
+        change = distance([moved], [u])
         u = moved
-        if change <= tolerance * (1 + u.norm()):
+        if change <= tolerance * (1 + math.sqrt(square([u]))):
             return (x - u) / width
     raise RuntimeError(f"the subproblem was not solved to {tolerance:g} in {max_steps} steps; raise one of them")
 
@@ -242,7 +243,7 @@ class Monitor:
         self._add("penalty", penalty)
         self._add("objective", loss + penalty)
         self._add("gradient", gradient)
-        self._add("zeros", sum(int((p == 0).sum()) for p in params) / max(sum(p.numel() for p in params), 1))
+        self._add("zeros", shards.count_zeros(params) / max(sum(p.numel() for p in params), 1))
         self._left = left
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:

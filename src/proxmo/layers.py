@@ -49,6 +49,32 @@ class ParamGroups(list[dict[str, Any]]):
 
     __repr__ = __str__
 
+    def on(self, model: nn.Module) -> ParamGroups:
+        """The same groups with the parameters that ``model`` has by these names.
+
+        For a model that has other parameters by now, as after ``fully_shard``, or for a copy of it.
+
+        >>> import copy, proxmo
+        >>> from torch import nn
+        >>> model = nn.Linear(2, 3)
+        >>> twin = copy.deepcopy(model)
+        >>> groups = param_groups(model, proxmo.L1(0.1)).on(twin)
+        >>> groups[0]["params"][0][1] is twin.weight
+        True
+        """
+        present = dict(model.named_parameters(remove_duplicate=False))
+        groups = []
+        for group in self:
+            named = [(name, present.get(name), p) for name, p in _named(group)]
+            for name, there, p in named:
+                if there is None or (not is_lazy(p) and there.shape != p.shape):
+                    wanted = "a parameter" if is_lazy(p) else f"a parameter of shape {tuple(p.shape)}"
+                    got = "none" if there is None else f"one of shape {tuple(there.shape)}"
+                    raise ValueError(f"model must have {wanted} {name!r}, got {got}")
+            options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+            groups.append({"params": [(name, there) for name, there, _ in named], **options})
+        return ParamGroups(groups, self.notes)
+
 
 def _named(group: dict[str, Any]) -> Iterable[tuple[str, Tensor]]:
     """Names and parameters; an optimizer that was given the group has put the names elsewhere."""

@@ -7,16 +7,18 @@ import math
 import torch
 from torch import Tensor
 
+from proxmo import shards
+
 PROBE = 1e-3  # how far a probing step goes, relative to 1 + ‖x‖
 
 
 def square(vector: list[Tensor]) -> float:
-    """‖·‖² in float64.
+    """‖·‖² in float64, over all processes that hold a part.
 
     >>> square([torch.tensor([3.0]), torch.tensor([4.0])])
     25.0
     """
-    return math.fsum(float(t.detach().double().square().sum()) for t in vector)
+    return shards.total([shards.local(t.detach()).double().square().sum() for t in vector], vector)
 
 
 def distance(a: list[Tensor], b: list[Tensor]) -> float:

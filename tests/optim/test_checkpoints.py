@@ -24,7 +24,7 @@ def test_state_holds_tensors_only() -> None:
     train(net, optimizer, range(2))
     assert len(optimizer.state) == 4
     for state in optimizer.state.values():
-        assert list(state) == ["momentum_buffer"]
+        assert list(state) == ["momentum_buffer", "started"]
         assert all(isinstance(value, Tensor) for value in state.values())
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penalties import references
 from proxmo.penalties import thresholds
+from proxmo.penalties.axes import Groups
 
 ROWS = {
     "normal": lambda g: torch.randn(64, 300, generator=g),
@@ -24,23 +25,24 @@ ROWS = {
 }
 
 
-def below_top(y: Tensor) -> Tensor:
-    return y - y.amax(1, keepdim=True)
+def below_top(y: Tensor) -> Groups:
+    """The rows of a matrix, each measured from its largest element."""
+    return Groups(y - y.amax(1, keepdim=True), dim=0)
 
 
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("radius", [0.0, 1e-12, 1e-3, 1.0, 50.0, 1e9])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_newton_sort_and_reference_agree(kind: str, radius: float, dtype: torch.dtype) -> None:
-    y = below_top(ROWS[kind](torch.Generator().manual_seed(1)).to(dtype))
-    newton = thresholds._level_by_newton(y, radius, (1,), y.shape[1])
-    sort = thresholds._newton_step(y, radius, (1,), thresholds._level_by_sorting(y, radius, (1,)), torch.empty_like(y))[
-        0
-    ]
+    rows = below_top(ROWS[kind](torch.Generator().manual_seed(1)).to(dtype))
+    y = rows.elements
+    newton = thresholds._level_by_newton(y, radius, rows)
+    sorted_level = thresholds._level_by_sorting(y, radius, rows.axes)
+    sort, _ = thresholds._newton_step(y, radius, rows, sorted_level, torch.empty_like(y))
     rounding = 1e-6 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(newton, sort, rtol=rounding, atol=0)
-    exact = np.stack([references.simplex(row, radius) for row in y[:3].double().numpy()])
-    found = thresholds.project_simplex(y[:3], radius, (1,)).double()
+    exact = np.stack([references.simplex(row, radius) for row in rows.tensor[:3].double().numpy()])
+    found = thresholds.project_simplex(y, radius, rows)[:3].squeeze(-1).double()
     torch.testing.assert_close(found, torch.from_numpy(exact), rtol=0, atol=rounding * radius)
     torch.testing.assert_close(found.sum(1), torch.full((3,), radius, dtype=torch.float64), rtol=rounding, atol=0)
 
@@ -50,12 +52,12 @@ def test_newton_sort_and_reference_agree(kind: str, radius: float, dtype: torch.
     radius=st.floats(1e-6, 1e6),
 )
 def test_levels_solve_their_equation(y: np.ndarray, radius: float) -> None:
-    shifted = below_top(torch.from_numpy(y))
+    rows = below_top(torch.from_numpy(y))
     for level in (
-        thresholds._level_by_newton(shifted, radius, (1,), y.shape[1]),
-        thresholds._level_by_sorting(shifted, radius, (1,)),
+        thresholds._level_by_newton(rows.elements, radius, rows),
+        thresholds._level_by_sorting(rows.elements, radius, rows.axes),
     ):
-        total = (shifted - level).clamp(min=0).sum(1)
+        total = (rows.elements - level).clamp(min=0).sum(rows.axes)
         torch.testing.assert_close(total, torch.full_like(total, radius), rtol=1e-9, atol=0)
 
 
@@ -66,7 +68,7 @@ def test_both_ways_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             thresholds, name, lambda *args, plain=plain, name=name: (used.append(name), plain(*args))[1]
         )
-    thresholds.cap(torch.rand(1000, 10), 1.0, (1,))
-    thresholds.cap(torch.rand(10, 100), 1.0, (1,))
-    thresholds.cap(torch.rand(100, 1000), 1.0, (1,))
+    for shape in [(1000, 10), (10, 100), (100, 1000)]:
+        groups = Groups(torch.rand(shape), dim=0)
+        thresholds.cap(groups.elements, 1.0, groups)
     assert used == ["_level_by_sorting", "_level_by_sorting", "_level_by_newton"]

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from proxmo import checks
+from proxmo import checks, shards
 from proxmo.optim.units import as_units, joined, seen_by_penalty, write_back
 from proxmo.penalties.base import Grouped, Penalty, widen
 
@@ -152,6 +152,8 @@ class ProxOptimizer(Optimizer):
     def penalty_value(self) -> Tensor:
         """ψ at the current point, the sum over all parameters, as a 0-d tensor; +inf outside a constraint.
 
+        Where parameters are divided among processes all of them must call it; they get the same number.
+
         >>> import torch, proxmo
         >>> proxmo.ProxSGD([torch.tensor([1.0, -2.0])], penalty=proxmo.L1(0.5)).penalty_value()
         tensor(1.5000)
@@ -164,6 +166,8 @@ class ProxOptimizer(Optimizer):
     @torch.no_grad()
     def sparsity(self) -> list[Sparsity]:
         """For each parameter group the share of exact zeros, and of groups of its penalty that are entirely zero.
+
+        Where parameters are divided among processes all of them must call it; they get the same numbers.
 
         >>> import torch, proxmo
         >>> weight = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
@@ -270,9 +274,10 @@ class ProxOptimizer(Optimizer):
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:
-    """By the largest magnitude of each, which NaN and inf decide; one look at the device."""
-    filled = [t for t in tensors if t.numel()]
-    return not filled or all(bool(n.isfinite()) for n in torch._foreach_norm(filled, math.inf))
+    """By the largest magnitude of each, which NaN and inf decide; the same on all processes that share one of them."""
+    filled = [part for t in tensors if (part := shards.local(t)).numel()]
+    here = not filled or all(bool(n.isfinite()) for n in torch._foreach_norm(filled, math.inf))
+    return shards.all_agree(here, tensors)
 
 
 def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
@@ -327,7 +332,9 @@ def _subgradients(group: Group, points: list[Tensor], lr: float | Tensor) -> lis
 def _add_scaled(
     params: list[Tensor], directions: list[Tensor], lr: float | Tensor, sign: int, foreach: bool | None
 ) -> None:
-    """params += sign·lr·directions."""
+    """params += sign·lr·directions, each process on its parts."""
+    directions = [shards.local(shards.laid_out_like(d, p)) for d, p in zip(directions, params, strict=True)]
+    params = list(map(shards.local, params))
     if isinstance(lr, Tensor):
         for param, direction in zip(params, directions, strict=True):
             param.addcmul_(direction, lr.to(param.device), value=sign)
@@ -374,7 +381,7 @@ def _restore(penalty: Penalty | None, saved: Any) -> Penalty | None:
 
 def _sparsity(group: Group) -> Sparsity:
     params, penalty = group["params"], group["penalty"]
-    zeros = sum(int((p == 0).sum()) for p in params)
+    zeros = shards.count_zeros(params)
     elements = sum(p.numel() for p in params)
     seen = [] if penalty is None else seen_by_penalty(group["units"], params)
     counts = [counted for x in seen if (counted := penalty.zero_groups(x)) is not None]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from proxmo import checks
+from proxmo import checks, shards
 from proxmo.optim.evaluation import Closure, evaluate
 from proxmo.penalties.base import widen
 from proxmo.secants import square
@@ -101,7 +101,7 @@ class Subproblem:
             gradients.append(gradient if block.param.grad is None else gradient.add_(block.param.grad))
             length = square([way])
             moved += block.M**2 / 16 * length
-            rest += float((block.direction.double() * way.double()).sum()) + block.M / 2 * length
+            rest += shards.inner_product([way], [block.direction]) + block.M / 2 * length
         norm = square(gradients)
         if not (math.isfinite(norm) and math.isfinite(psi or 0.0)):
             raise FloatingPointError(

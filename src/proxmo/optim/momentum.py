@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo import checks
+from proxmo import checks, shards
 from proxmo.optim.base import Group, ProxOptimizer, use_foreach
+from proxmo.secants import square
 
 Initial = Literal["gradient", "zero"]
 
@@ -21,15 +22,18 @@ class PolyakMomentum(ProxOptimizer):
     them.
     """
 
-    state_keys = frozenset({"momentum_buffer"})
+    state_keys = frozenset({"momentum_buffer", "started"})
 
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         super().__init__(params, {"momentum_dtype": None, **defaults})
         self._unstarted: set[Tensor] = set()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        for kept in state["state"].values():
+            if "momentum_buffer" in kept:
+                kept.setdefault("started", torch.ones(()))  # in a checkpoint of torch's SGD
         super().__setstate__(state)
-        self._unstarted = set()
+        self._unstarted = {p for p, kept in self.state.items() if kept and not bool(kept["started"])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint; averages keep their dtype, where torch would turn them into that of the parameters."""
@@ -59,20 +63,23 @@ class PolyakMomentum(ProxOptimizer):
         for p in params:
             assert p.grad is not None
             state = self.state[p] if momentum != 0 or p in self.state else {}
+            gradient = shards.laid_out_like(p.grad, p)
             if not idle and self._unstarted and p in self._unstarted:
                 self._unstarted.remove(p)
                 del state["momentum_buffer"]
             if "momentum_buffer" in state:
-                averages.append(state["momentum_buffer"])
-                gradients.append(p.grad.to(averages[-1].dtype))
+                averages.append(shards.local(state["momentum_buffer"]))
+                gradients.append(shards.local(gradient).to(averages[-1].dtype))
             elif momentum != 0:
-                start = p.grad if initial == "gradient" else torch.zeros_like(p.grad)
-                state["momentum_buffer"] = start.to(group["momentum_dtype"] or p.grad.dtype, copy=True)
+                start = gradient if initial == "gradient" else torch.zeros_like(gradient)
+                state["momentum_buffer"] = start.to(group["momentum_dtype"] or gradient.dtype, copy=True)
+                state["started"] = torch.ones(())
                 # Distributed checkpoints ask for the state by a step with lr = 0 and zero gradients, which must not
                 # count as the start of the average; a first step of a warm-up, with lr = 0 only, does.
-                if idle and not torch.compiler.is_compiling() and not bool(p.grad.any()):
+                if idle and not torch.compiler.is_compiling() and square([gradient]) == 0:
+                    state["started"].zero_()
                     self._unstarted.add(p)
-            directions.append(state.get("momentum_buffer", p.grad))
+            directions.append(state.get("momentum_buffer", gradient))
         if use_foreach(group["foreach"], averages):
             if averages:
                 torch._foreach_lerp_(averages, gradients, 1 - momentum)

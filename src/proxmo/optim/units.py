@@ -2,7 +2,8 @@
 
 A parameter group has them in its option `units`, as plain data that checkpoints keep: a sequence of families. The units
 of a family are alike, so that they are the rows of one matrix, and a penalty with `dim=0` on that matrix treats each
-unit as one group.
+unit as one group. Of parameters that are divided among processes, each joins the units that it holds, if it holds them
+whole; otherwise they are gathered.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+
+from proxmo import shards
 
 
 class Slice(NamedTuple):
@@ -84,19 +87,28 @@ def seen_by_penalty(units: Units | None, tensors: Sequence[Tensor]) -> Iterable[
 
 def joined(family: Family, tensors: Sequence[Tensor]) -> Tensor:
     """The units of a family as the rows of a new matrix."""
-    return torch.cat([_rows(tensors[part.position], part) for part in family], 1)
+    used = [tensors[part.position] for part in family]
+    if shards.divided_alike(used, [part.axis for part in family]) and all(part.indices is None for part in family):
+        rows = torch.cat([_rows(shards.local(t), part) for t, part in zip(used, family, strict=True)], 1)
+        return shards.rows_divided_like(rows, used[0], family[0].axis)
+    return torch.cat([_rows(shards.full(t), part) for t, part in zip(used, family, strict=True)], 1)
 
 
 def write_back(family: Family, matrix: Tensor, tensors: Sequence[Tensor]) -> None:
     """Write the rows of the matrix of a family to where `joined` took them from."""
     widths = [_width(tensors[part.position], part) for part in family]
-    for part, rows in zip(family, torch.split(matrix, widths, 1), strict=True):
-        along_units = tensors[part.position].movedim(part.axis, 0)
+    for part, rows in zip(family, torch.split(shards.local(matrix), widths, 1), strict=True):
+        tensor = tensors[part.position]
+        gathered = shards.is_divided(tensor) and not shards.is_divided(matrix)
+        target = shards.full(tensor) if gathered else shards.local(tensor)
+        along_units = target.movedim(part.axis, 0)
         values = rows.reshape(-1, *along_units.shape[1:])
         if part.indices is None:
             along_units.copy_(values)
         else:
             along_units.index_copy_(0, _index(part, values), values.to(along_units.dtype))
+        if gathered:
+            shards.local(tensor).copy_(shards.part_of(target, tensor))
 
 
 def _rows(tensor: Tensor, part: Slice) -> Tensor:

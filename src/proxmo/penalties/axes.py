@@ -7,10 +7,13 @@ size one, so that a per-group number broadcasts back onto its group.
 
 from __future__ import annotations
 
+import math
 from math import prod
 
+import torch
 from torch import Tensor
 
+from proxmo import shards
 from proxmo.checks import Dim
 
 
@@ -26,15 +29,60 @@ def indexing_axes(x: Tensor, dim: Dim) -> tuple[int, ...]:
     return tuple(axes)
 
 
-def as_groups(x: Tensor, dim: Dim) -> tuple[Tensor, tuple[int, ...]]:
-    """A view of ``x`` and the axes of the view that lie inside a group.
+class Groups:
+    """The groups of a tensor, and reductions over them, which also reach the elements that other processes hold.
 
-    The view has one more axis of size one at the end: so there is always an axis inside the group, even when each
-    element is a group of its own, where a reduction over no axes would in torch mean over all of them.
+    What is reduced has the shape of ``elements``; a result has size one along the axes inside a group. Where groups
+    are divided among processes, each reduction sends its per-group numbers, never the elements.
+
+    Args:
+        x: the tensor.
+        dim: the axes that index the groups.
+
+    >>> groups = Groups(torch.tensor([[3.0, -4.0], [0.0, 1.0]]), dim=0)
+    >>> groups.sum(groups.elements.abs()).flatten()
+    tensor([7., 1.])
     """
-    outer = indexing_axes(x, dim)
-    inner = tuple(axis for axis in range(x.dim()) if axis not in outer)
-    return x.unsqueeze(-1), (*inner, x.dim())
+
+    def __init__(self, x: Tensor, dim: Dim) -> None:
+        outer = indexing_axes(x, dim)
+        inner = tuple(axis for axis in range(x.dim()) if axis not in outer)
+        split = shards.splits(x)
+        self.tensor = shards.local(x)
+        """What this process holds of the tensor."""
+        # The view has one more axis of size one at the end: so there is always an axis inside the group, even when each
+        # element is a group of its own, where a reduction over no axes would in torch mean over all of them.
+        self.elements = self.tensor.unsqueeze(-1)
+        self.axes = (*inner, x.dim())
+        self.length = prod([x.shape[axis] for axis in inner])
+        """How many elements a group has."""
+        self.count = prod([x.shape[axis] for axis in outer])
+        self.divided = [processes for axis, processes in split if axis in inner]
+        """Among which processes the elements of a group are divided."""
+        self._apart = [processes for axis, processes in split if axis in outer]
+
+    def add_up(self, *sums: Tensor) -> tuple[Tensor, ...]:
+        """Per-group sums over the elements of this process, turned into those over all elements, in one message."""
+        return shards.add_up(torch.stack(sums), self.divided).unbind() if self.divided else sums
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over each group."""
+        return self.add_up(values.sum(self.axes, keepdim=True))[0]
+
+    def amax(self, values: Tensor) -> Tensor:
+        """The largest value of each group; NaN if it has one."""
+        if self.divided and values.numel() == 0:  # the part of this process; that of another is not empty
+            shape = [1 if axis in self.axes else size for axis, size in enumerate(values.shape)]
+            return shards.largest(values.new_full(shape, -math.inf), self.divided)
+        return shards.largest(values.amax(self.axes, keepdim=True), self.divided)
+
+    def total(self, per_group: Tensor) -> Tensor:
+        """The sum of per-group numbers over all groups."""
+        return shards.add_up(per_group.sum(), self._apart)
+
+    def every(self, per_group: Tensor) -> Tensor:
+        """Whether something holds for all groups."""
+        return self.total(~per_group) == 0 if self._apart else per_group.all()
 
 
 def as_rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 import torch
 from torch import Tensor
 
-from proxmo import checks
-from proxmo.penalties.axes import as_groups, indexing_axes
+from proxmo import checks, shards
+from proxmo.penalties.axes import Groups, indexing_axes
 
 AnyFloat = Annotated[float, checks.number]
 NonNegativeFloat = Annotated[float, checks.nonnegative]
@@ -49,9 +49,10 @@ class Penalty(ABC):
     A penalty is a small dataclass of plain fields with two hooks, ``_value(x)`` and ``_prox(x, step, out)``, and two
     claims about ψ, ``convex`` and ``separable``. The hooks see float32 or float64 tensors with at least one element and
     a step > 0; checks, half precision, ``out=``, a step of zero and empty tensors are handled for them. ``_prox``
-    writes to ``out`` if it is given (it may be ``x``), or returns a new tensor, which is then copied. Fields of the
-    types in `proxmo.penalties.base` (``NonNegativeFloat``, ``PositiveFloat``, ``AnyFloat``, ``Count``, ``Dim``) are
-    checked whenever they are set. For a set to project onto, see `Constraint`.
+    writes to ``out`` if it is given (it may be ``x``), or returns a new tensor, which is then copied. Of a tensor that
+    is divided among processes (``DTensor``) they see the own part if ψ is separable; all of it otherwise, which has to
+    be gathered. Fields of the types in `proxmo.penalties.base` (``NonNegativeFloat``, ``PositiveFloat``, ``AnyFloat``,
+    ``Count``, ``Dim``) are checked whenever they are set. For a set to project onto, see `Constraint`.
 
     >>> from dataclasses import dataclass
     >>> import torch, proxmo
@@ -87,20 +88,34 @@ class Penalty(ABC):
     def value(self, x: Tensor) -> Tensor:
         """ψ(x) as a 0-d tensor, differentiable where ψ is; an empty tensor has value 0.
 
+        Of a ``DTensor`` it is the value of the whole, the same on every process.
+
         >>> import torch, proxmo
         >>> proxmo.L1(2.0).value(torch.tensor([1.0, -3.0]))
         tensor(8.)
         """
+        return self._evaluate(x, self._value)
+
+    def _evaluate(self, x: Tensor, hook: Callable[[Tensor], Tensor]) -> Tensor:
+        """hook(x), a 0-d tensor that is 0 for an empty ``x``; what it gives for parts of a separable ψ adds up."""
         self.check(checks.floating("x", x))
         work = widen(x)
-        return self._value(work) if x.numel() else work.new_zeros(())
+        if x.requires_grad and torch.is_grad_enabled():
+            work = shards.full(work)  # gathering is differentiable
+        seen = self._seen(work)
+        value = hook(seen) if seen.numel() else shards.local(seen).new_zeros(())
+        return shards.add_up(value, [split.processes for split in shards.splits(work)]) if self.separable else value
+
+    def _seen(self, x: Tensor) -> Tensor:
+        """What the hooks see of a tensor that may be divided among processes."""
+        return shards.local(x) if self.separable else shards.full(x)
 
     @torch.no_grad()
     def prox(self, x: Tensor, step: float | Tensor, *, out: Tensor | None = None) -> Tensor:
         """The minimiser of ψ(u) + ‖u − x‖² / (2·step) over u, a global one where ψ is not convex.
 
         Computed in float32 at least and returned in the dtype of ``x``, outside autograd. ``step = 0`` gives ``x``
-        itself, for constraints too. ``out`` may be ``x``.
+        itself, for constraints too. ``out`` may be ``x``. A ``DTensor`` gives one that is divided in the same way.
 
         >>> import torch, proxmo
         >>> proxmo.L1(2.0).prox(torch.tensor([1.5, -3.0]), step=0.5)
@@ -115,15 +130,25 @@ class Penalty(ABC):
         self.check(x)
         if x.numel() == 0 or (not isinstance(step, Tensor) and step == 0):
             return x.clone() if out is None else out.copy_(x)
-        work = widen(x)
+        work, target = widen(x), None if out is None else shards.local(out)
+        part = shards.local(work)
         if isinstance(step, Tensor):
             step = step.double() if step.device.type != "mps" else step  # step·strength may leave the range of float32
-            result = torch.where(step == 0, work, self._prox(work, step, None))
+            result = torch.where(step == 0, part, self._prox_of_part(work, step, None))
         else:
-            result = self._prox(work, step, out if work is x else None)
-        if out is None:
-            return result.clone() if result is x else result.to(x.dtype)
-        return out if result is out else out.copy_(result)
+            result = self._prox_of_part(work, step, target if work is x else None)
+        if out is None or target is None:
+            return shards.from_local(result.clone() if result is part else result.to(x.dtype), x)
+        if result is not target:
+            target.copy_(result)
+        return out
+
+    def _prox_of_part(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        """What this process holds of the prox."""
+        seen = self._seen(x)
+        if seen is x or self.separable:
+            return self._prox(seen, step, out) if seen.numel() else seen
+        return shards.part_of(self._prox(seen, step, None), x)
 
     def check(self, x: Tensor) -> None:  # noqa: B027  most penalties fit every tensor
         """Raise a ``ValueError`` if this penalty does not fit the shape of ``x``."""
@@ -150,14 +175,19 @@ class WithDim(Penalty):
 
 
 class Grouped(WithDim):
-    """A penalty whose ``dim`` names the axes that index its groups; with ``None`` the whole tensor is one."""
+    """A penalty whose ``dim`` names the axes that index its groups; with ``None`` the whole tensor is one.
+
+    Its hooks read ``x`` through `Groups`, which reduce also over what other processes hold of it: nothing is gathered.
+    """
 
     def zero_groups(self, x: Tensor) -> tuple[int, int] | None:
         if self.dim is None:
             return None
-        view, axes = as_groups(x, self.dim)
-        zero = (view == 0).all(dim=axes)
-        return int(zero.sum()), zero.numel()
+        groups = Groups(x, self.dim)
+        return int(groups.total(groups.sum(groups.elements != 0) == 0)), groups.count
+
+    def _seen(self, x: Tensor) -> Tensor:
+        return shards.local(x) if self.separable else x
 
 
 class Constraint(Penalty):
@@ -174,13 +204,12 @@ class Constraint(Penalty):
     """
 
     def value(self, x: Tensor) -> Tensor:
-        self.check(checks.floating("x", x))
-        work = widen(x)
-        if x.numel() == 0:
-            return work.new_zeros(())
-        # one rounding to the dtype of x, and a few in sums in the dtype of the computation
-        slack = torch.finfo(x.dtype).eps + 16 * torch.finfo(work.dtype).eps
-        return torch.where(self._inside(work, slack), 0.0, math.inf).to(work.dtype)
+        def indicator(seen: Tensor) -> Tensor:
+            # one rounding to the dtype of x, and a few in sums in the dtype of the computation
+            slack = torch.finfo(x.dtype).eps + 16 * torch.finfo(seen.dtype).eps
+            return torch.where(self._inside(seen, slack), 0.0, math.inf).to(seen.dtype)
+
+        return self._evaluate(x, indicator)
 
     def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
         return self._project(x, out)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from proxmo import checks
-from proxmo.penalties.axes import as_groups, as_matrix, from_matrix
+from proxmo.penalties.axes import Groups
 from proxmo.penalties.base import AnyFloat, Constraint, Count, Dim, Grouped, NonNegativeFloat
 from proxmo.penalties.groups import group_norms
+from proxmo.penalties.selection import largest
 from proxmo.penalties.thresholds import fit, project_simplex
 
 
@@ -104,15 +105,15 @@ class L1Ball(Grouped, Constraint):
     separable: ClassVar[bool] = False
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
-        view, axes = as_groups(x, self.dim)
-        return (view.abs().sum(axes) <= self.radius * (1 + slack)).all()
+        groups = Groups(x, self.dim)
+        return groups.every(groups.sum(groups.elements.abs()) <= self.radius * (1 + slack))
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
-        view, axes = as_groups(x, self.dim)
-        magnitudes = view.abs()
-        inside = magnitudes.sum(axes, keepdim=True) <= self.radius
-        nearest = project_simplex(magnitudes, self.radius, axes).copysign_(view)
-        return torch.where(inside.squeeze(-1), x, nearest.squeeze(-1), out=out)
+        groups = Groups(x, self.dim)
+        magnitudes = groups.elements.abs()
+        inside = groups.sum(magnitudes) <= self.radius
+        nearest = project_simplex(magnitudes, self.radius, groups).copysign_(groups.elements)
+        return torch.where(inside.squeeze(-1), groups.tensor, nearest.squeeze(-1), out=out)
 
 
 @dataclass
@@ -135,12 +136,14 @@ class L2Ball(Grouped, Constraint):
     separable: ClassVar[bool] = False
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
-        return (group_norms(*as_groups(x, self.dim)) <= self.radius * (1 + slack)).all()
+        groups = Groups(x, self.dim)
+        return groups.every(group_norms(groups, groups.elements) <= self.radius * (1 + slack))
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
-        norms = group_norms(*as_groups(x, self.dim)).squeeze(-1)
+        groups = Groups(x, self.dim)
+        norms = group_norms(groups, groups.elements).squeeze(-1)
         # radius/norms may be too small a number where the product is not
-        return torch.where(norms <= self.radius, x, x / norms * self.radius, out=out)
+        return torch.where(norms <= self.radius, groups.tensor, groups.tensor / norms * self.radius, out=out)
 
 
 @dataclass
@@ -192,12 +195,14 @@ class Simplex(Grouped, Constraint):
     separable: ClassVar[bool] = False
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
-        view, axes = as_groups(x, self.dim)
-        return (x >= 0).all() & ((view.sum(axes) - self.radius).abs() <= slack * self.radius).all()
+        groups = Groups(x, self.dim)
+        negative = groups.sum(groups.elements < 0) > 0
+        off = (groups.sum(groups.elements) - self.radius).abs()
+        return groups.every(~negative & (off <= slack * self.radius))
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
-        view, axes = as_groups(x, self.dim)
-        result = project_simplex(view, self.radius, axes).squeeze(-1)
+        groups = Groups(x, self.dim)
+        result = project_simplex(groups.elements, self.radius, groups).squeeze(-1)
         return result if out is None else out.copy_(result)
 
 
@@ -222,12 +227,11 @@ class TopK(Grouped, Constraint):
     separable: ClassVar[bool] = False
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
-        view, axes = as_groups(x, self.dim)
-        return ((view != 0).sum(axes) <= self.k).all() & ~x.isnan().any()
+        groups = Groups(x, self.dim)
+        unknown = groups.sum(groups.elements.isnan()) > 0
+        return groups.every((groups.sum(groups.elements != 0) <= self.k) & ~unknown)
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
-        rows = as_matrix(x, self.dim)
-        largest = rows.abs().topk(min(self.k, rows.shape[1]), dim=1).indices
-        dropped = torch.ones_like(rows, dtype=torch.bool).scatter_(1, largest, False)
-        dropped &= ~rows.isnan()  # a NaN shows, even where it is not among the largest
-        return torch.where(from_matrix(dropped, x, self.dim), x.new_zeros(()), x, out=out)
+        groups = Groups(x, self.dim)
+        stays = largest(groups, self.k).squeeze(-1) | groups.tensor.isnan()  # a NaN shows, also where it is not large
+        return torch.where(stays, groups.tensor, groups.tensor.new_zeros(()), out=out)

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proxmo.penalties.axes import as_matrix, from_matrix
+from proxmo.penalties.axes import Groups, as_matrix, from_matrix
 from proxmo.penalties.base import Constraint, Count, Dim, NonNegativeFloat, WithDim
 from proxmo.penalties.thresholds import project_simplex
 
@@ -152,7 +152,8 @@ class NuclearBall(WithDim, Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         def gains(sigma: Tensor) -> Tensor:
-            kept = project_simplex(sigma, self.radius, (0,))
+            groups = Groups(sigma, None)
+            kept = project_simplex(groups.elements, self.radius, groups).squeeze(-1)
             outside = torch.where(sigma == 0, 0.0, kept / sigma)
             return torch.where(sigma.sum() <= self.radius, 1.0, outside)
 

@@ -1,0 +1,225 @@
+"""Every penalty on tensors that are divided among four processes, in every way, is what it is on the whole tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+import proxmo
+from penalties.cases import CASES, noise
+from proxmo import Penalty
+from proxmo.penalties.base import Grouped
+from scale import processes
+from scale.counting import Message, Messages
+
+pytestmark = pytest.mark.xdist_group("dtensor")
+
+LAYOUTS: list[tuple[tuple[int, ...], list[Placement]]] = [
+    ((4,), [Shard(0)]),
+    ((4,), [Shard(1)]),
+    ((4,), [Replicate()]),
+    ((2, 2), [Shard(0), Replicate()]),
+    ((2, 2), [Replicate(), Shard(1)]),
+    ((2, 2), [Shard(0), Shard(1)]),
+    ((2, 2), [Shard(1), Shard(0)]),
+    ((2, 2), [Shard(0), Shard(0)]),
+]
+# even; uneven; with empty parts; with three axes; so long that the root-finder would not sort
+SHAPES = [(8, 4), (5, 3), (2, 9), (4, 3, 5), (6, 1500)]
+
+
+class Found(NamedTuple):
+    """What a penalty made of a divided tensor, gathered again, and what was sent for the prox."""
+
+    prox: Tensor
+    value: Tensor
+    zero_groups: tuple[int, int] | None
+    placements: bool
+    sent: list[Message]
+
+
+def meshes() -> dict[tuple[int, ...], DeviceMesh]:
+    return {(4,): init_device_mesh("cpu", (4,)), (2, 2): init_device_mesh("cpu", (2, 2))}
+
+
+def evaluate(penalty: Penalty, x: DTensor, step: float) -> Found:
+    with Messages() as messages:
+        near = penalty.prox(x, step)
+    assert isinstance(near, DTensor)
+    inside = penalty.prox(x, 0.5, out=x.clone())
+    assert torch.equal(penalty.prox(x, 0.5).full_tensor(), inside.full_tensor())
+    kept = near.placements == x.placements and near.to_local().shape == x.to_local().shape
+    return Found(near.full_tensor(), penalty.value(near), penalty.zero_groups(near), kept, messages.sent)
+
+
+def evaluate_all() -> dict[str, Found]:
+    mesh = meshes()
+    found = {}
+    for case in CASES:
+        for shape in SHAPES:
+            if len(shape) < case.axes:
+                continue
+            for sizes, placements in LAYOUTS:
+                x = distribute_tensor(noise(shape), mesh[sizes], placements)
+                found[f"{case} {shape} {sizes} {placements}"] = evaluate(case.make(1.0), x, 0.7)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+    return processes.run(evaluate_all, 4, tmp_path_factory.mktemp("dtensor"))
+
+
+def is_local(penalty: Penalty, axes: int, placements: list[Placement]) -> bool:
+    """Whether no group is divided."""
+    if penalty.separable:
+        return True
+    if not isinstance(penalty, Grouped) or penalty.dim is None:
+        return False
+    outer = {axis % axes for axis in ((penalty.dim,) if isinstance(penalty.dim, int) else penalty.dim)}
+    return all(isinstance(p, Replicate) or p.dim in outer for p in placements if isinstance(p, (Shard, Replicate)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_divided_is_as_whole(found: list[dict[str, Found]], case: Any) -> None:
+    checked = 0
+    for shape in SHAPES:
+        if len(shape) < case.axes:
+            continue
+        whole, penalty = noise(shape), case.make(1.0)
+        expected = penalty.prox(whole, 0.7)
+        for sizes, placements in LAYOUTS:
+            for results in found:
+                got = results[f"{case} {shape} {sizes} {placements}"]
+                torch.testing.assert_close(got.prox, expected, rtol=0, atol=1e-12 * float(whole.abs().max()))
+                assert torch.equal(got.prox == 0, expected == 0)
+                torch.testing.assert_close(got.value, penalty.value(expected), rtol=1e-12, atol=1e-12)
+                assert got.zero_groups == penalty.zero_groups(expected)
+                assert got.placements
+                checked += 1
+    assert checked >= 4 * len(LAYOUTS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_whole_groups_send_nothing_and_divided_ones_send_numbers(found: list[dict[str, Found]], case: Any) -> None:
+    for shape in SHAPES:
+        if len(shape) < case.axes:
+            continue
+        penalty = case.make(1.0)
+        for sizes, placements in LAYOUTS:
+            sent = found[0][f"{case} {shape} {sizes} {placements}"].sent
+            everywhere = all(isinstance(p, Replicate) for p in placements)
+            if everywhere or is_local(penalty, len(shape), placements):
+                assert sent == []
+            elif isinstance(penalty, Grouped):
+                counted = penalty.zero_groups(noise(shape))
+                groups = 1 if counted is None else counted[1]
+                # sums and maxima carry two numbers of 8 bytes, the ranks of equal elements one for each process
+                assert {message.name for message in sent} == {"allreduce"}
+                assert max(message.size for message in sent) <= 8 * groups * max(4, *sizes)
+            else:
+                assert {message.name for message in sent} <= {"all_gather_into_tensor"}
+                assert sent
+
+
+def special_cases() -> dict[str, Any]:
+    """Ties, NaN, half precision, tensor steps, gradients and whatever else is not in the table."""
+    mesh = meshes()[(4,)]
+    rank = mesh.get_local_rank()
+    found: dict[str, Any] = {}
+
+    def divided(x: Tensor, axis: int = 1) -> DTensor:
+        return distribute_tensor(x, mesh, [Shard(axis)])
+
+    ties = torch.tensor([[1.0, -1, 1, 1, -1, 1, 0.5], [0, 0, 0, 0, 0, 0, 2.0]])
+    for k in range(8):
+        found[f"ties {k}"] = proxmo.TopK(k, dim=0).prox(divided(ties), 1.0).full_tensor()
+    spoilt = noise((3, 7), torch.float32)
+    spoilt[1, 6] = math.nan  # on the last rank
+    for penalty in (proxmo.GroupL2(0.1), proxmo.GroupLInf(0.1), proxmo.Simplex(dim=0), proxmo.TopK(2, dim=0)):
+        found[f"nan {penalty}"] = penalty.prox(divided(spoilt), 1.0).full_tensor()
+        found[f"nan value {penalty}"] = penalty.value(divided(spoilt))
+    small = noise((6, 10), torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        found[f"{dtype}"] = proxmo.GroupLInf(0.9).prox(divided(small.to(dtype)), 0.7).full_tensor()
+    found["tensor step"] = proxmo.GroupL2(0.9).prox(divided(noise((3, 7))), torch.tensor(0.7)).full_tensor()
+    found["step of zero"] = proxmo.Simplex().prox(divided(noise((3, 7))), torch.tensor(0.0)).full_tensor()
+    found["empty"] = proxmo.GroupL2(0.9).prox(divided(torch.zeros(3, 0)), 1.0).to_local().shape
+    for penalty in (proxmo.GroupL2(0.9), proxmo.Nuclear(0.3), proxmo.L1(0.2)):
+        x = divided(noise((3, 7))).requires_grad_()
+        penalty.value(x).backward()
+        assert isinstance(x.grad, DTensor)
+        found[f"slope {penalty}"] = x.grad.full_tensor()
+    found["rank"] = rank
+    return found
+
+
+def test_special_cases(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for rank, found in enumerate(processes.run(special_cases, 4, tmp_path_factory.mktemp("special"))):
+        assert found["rank"] == rank
+        for k in range(8):
+            kept = found[f"ties {k}"]
+            assert (kept != 0).sum(1).tolist() == [min(k, 7), min(k, 1)]
+            assert kept[0].abs().sum() == min(k, 6) + (0.5 if k == 7 else 0)
+        for penalty in (proxmo.GroupL2(0.1), proxmo.GroupLInf(0.1), proxmo.Simplex(dim=0), proxmo.TopK(2, dim=0)):
+            spoilt = noise((3, 7), torch.float32)
+            spoilt[1, 6] = math.nan
+            expected = penalty.prox(spoilt, 1.0)
+            torch.testing.assert_close(found[f"nan {penalty}"], expected, equal_nan=True)
+            torch.testing.assert_close(found[f"nan value {penalty}"], penalty.value(spoilt), equal_nan=True)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            expected = proxmo.GroupLInf(0.9).prox(noise((6, 10), torch.bfloat16).to(dtype), 0.7)
+            torch.testing.assert_close(found[f"{dtype}"], expected, rtol=torch.finfo(dtype).eps, atol=1e-7)
+        torch.testing.assert_close(found["tensor step"], proxmo.GroupL2(0.9).prox(noise((3, 7)), 0.7))
+        assert torch.equal(found["step of zero"], noise((3, 7)))
+        assert found["empty"] == (3, 0)
+        for penalty in (proxmo.GroupL2(0.9), proxmo.Nuclear(0.3), proxmo.L1(0.2)):
+            x = noise((3, 7)).requires_grad_()
+            penalty.value(x).backward()
+            torch.testing.assert_close(found[f"slope {penalty}"], x.grad)
+
+
+@dataclasses.dataclass
+class Centred(Penalty):
+    """Somebody's own penalty, neither separable nor by groups: s/2·‖x − mean(x)‖²."""
+
+    strength: float
+    convex = True
+    separable = False
+
+    def _value(self, x: Tensor) -> Tensor:
+        return self.strength / 2 * (x - x.mean()).square().sum()
+
+    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        return torch.lerp(x, x.mean(), step * self.strength / (1 + step * self.strength))
+
+
+def own_penalty_and_mixed_list() -> tuple[Tensor, Tensor, Tensor]:
+    """A list with a divided and an ordinary tensor, and a penalty of one's own."""
+    mesh = meshes()[(4,)]
+    params = [distribute_tensor(noise((5, 3)), mesh, [Shard(0)]), noise((4,), seed=1)]
+    optimizer = proxmo.ProxSGD(params, lr=0.5, momentum=0.9, penalty=Centred(0.4))
+    for seed in range(3):
+        # gradients may come in another layout than the parameters
+        params[0].grad = distribute_tensor(noise((5, 3), seed=seed), mesh, [Shard(0)])
+        params[1].grad = noise((4,), seed=seed)
+        optimizer.step()
+    return params[0].full_tensor(), params[1], optimizer.penalty_value()  # type: ignore[attr-defined]
+
+
+def test_own_penalties_and_mixed_lists(tmp_path_factory: pytest.TempPathFactory) -> None:
+    params = [noise((5, 3)), noise((4,), seed=1)]
+    optimizer = proxmo.ProxSGD(params, lr=0.5, momentum=0.9, penalty=Centred(0.4))
+    for seed in range(3):
+        for p in params:
+            p.grad = noise(tuple(p.shape), seed=seed)
+        optimizer.step()
+    for found in processes.run(own_penalty_and_mixed_list, 4, tmp_path_factory.mktemp("mixed")):
+        torch.testing.assert_close(found, (*params, optimizer.penalty_value()))

@@ -1,0 +1,69 @@
+"""Sharded training is training on the joined batch, with every method and on every mesh; state stays sharded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import proxmo
+from scale import processes
+from scale.task import METHODS, Placed, Task, assert_as_alone, rank_and_size, train_all
+
+pytestmark = pytest.mark.xdist_group("fsdp")
+
+
+def sharded(network: nn.Sequential) -> Placed:
+    fully_shard(network)
+    return Placed(network, *rank_and_size())
+
+
+def replicated_and_sharded(network: nn.Sequential) -> Placed:
+    """Two replicas of two shards."""
+    fully_shard(network, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
+    return Placed(network, *rank_and_size())
+
+
+def tensor_parallel_and_sharded(network: nn.Sequential) -> Placed:
+    """Columns and rows of the layers over two processes, and each sharded again over two that have other data."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    parallelize_module(network, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(network, mesh=mesh["data"])
+    return Placed(network, mesh["data"].get_local_rank(), 2)
+
+
+PLACES = [(sharded, 2), (sharded, 4), (replicated_and_sharded, 4), (tensor_parallel_and_sharded, 4)]
+
+
+def train_and_look(place: Any) -> dict[str, list[Tensor]]:
+    results = train_all(place)
+    assert_state_is_sharded(Task(place))
+    return results
+
+
+def assert_state_is_sharded(task: Task) -> None:
+    for method in (proxmo.ProxSGD, proxmo.ProxSTORM):
+        optimizer = method(task.groups(), lr=0.2)
+        optimizer.step(task.closure(optimizer, 0))
+        for p, state in optimizer.state.items():
+            for name in state.keys() - {"started", "step"}:
+                assert isinstance(p, DTensor)
+                assert isinstance(state[name], DTensor)
+                assert state[name].placements == p.placements
+                assert state[name].to_local().shape == p.to_local().shape
+
+
+@pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[0].__name__}-{place[1]}")
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tensor]]]:
+    place, ranks = request.param
+    return processes.run(train_and_look, ranks, tmp_path_factory.mktemp("fsdp"), place)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_many_processes_are_one_on_the_joined_batch(trained: list[dict[str, list[Tensor]]], method: Any) -> None:
+    assert_as_alone(method, trained)
