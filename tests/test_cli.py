@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -137,6 +140,24 @@ def test_data_that_cannot_be_stored(tmp_path: Path) -> None:
     code, said = run("data", "cifar10", "--root", str(tmp_path / "plain"))
     assert code == 1
     assert "Not a directory" in said
+
+
+def test_it_writes_nowhere_but_where_it_was_told(tmp_path: Path) -> None:
+    script = """
+from proxmo.experiments import synthetic
+synthetic.ITERATIONS, synthetic.AUTO_SEEDS = 300, 1
+from proxmo.cli import app
+app(["reproduce", "synthetic", "--seeds", "2", "--quiet", "--out", "../out"])
+"""
+    for name in ("home", "work", "temporary"):
+        (tmp_path / name).mkdir()
+    folders = {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary"), "PYTHONDONTWRITEBYTECODE": "1"}
+    unset = {"XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "MPLCONFIGDIR"}
+    environment = {key: value for key, value in os.environ.items() if key not in unset} | folders
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path / "work", env=environment, check=True)
+    assert (tmp_path / "out" / "report.html").exists()
+    left = [path.name for name in ("home", "work", "temporary") for path in (tmp_path / name).rglob("*")]
+    assert [name for name in left if not name.startswith("torchinductor_")] == []  # an empty folder that is torch's own
 
 
 def test_version() -> None:

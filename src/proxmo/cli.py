@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -70,6 +74,7 @@ class FetchOption(str, Enum):
 
 @app.command()
 def reproduce(
+    context: typer.Context,
     experiment: Annotated[Experiment, typer.Argument(help="Which experiment of the paper.")] = Experiment.all,
     preset: Annotated[
         PresetOption, typer.Option(help="quick: minutes on a laptop. paper: days without an accelerator.")
@@ -85,6 +90,7 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
 ) -> None:
     """Run the experiments of the paper, and write a report of what agrees and what does not."""
+    context.with_resource(_list_of_fonts_that_goes_away())
     from proxmo.experiments.data import DataError
     from proxmo.experiments.reproduction import EXPERIMENTS, Request
     from proxmo.experiments.reproduction import reproduce as run
@@ -213,6 +219,20 @@ def claims_table(title: str, claims: list[Claim]) -> Table:
     for claim in claims:
         table.add_row(claim.statement, claim.paper, claim.measured, "✓" if claim.agrees else "✗")
     return table
+
+
+@contextmanager
+def _list_of_fonts_that_goes_away() -> Iterator[None]:
+    """matplotlib writes one into the user's folders when it is imported; only --out is to be written to."""
+    if "MPLCONFIGDIR" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MPLCONFIGDIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["MPLCONFIGDIR"]
 
 
 def _fail(error: Exception) -> NoReturn:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -71,109 +72,102 @@ class Task:
         return [shards.full(p.detach()).clone() for p in self.params()]
 
 
-def prox_sgd(task: Task) -> list[Tensor]:
-    optimizer = proxmo.ProxSGD(task.groups(), lr=0.2, momentum=0.8)
-    for step in range(STEPS):
-        optimizer.step(task.closure(optimizer, step))
-    return [*task.weights(), optimizer.penalty_value(), torch.tensor(optimizer.sparsity()[0], dtype=torch.float64)]
+OPTIMIZERS: dict[str, Callable[[Task], proxmo.ProxOptimizer]] = {
+    "prox_sgd": lambda task: proxmo.ProxSGD(task.groups(), lr=0.2, momentum=0.8),
+    "joint_units": lambda task: proxmo.ProxSGD(task.groups(), lr=0.2),
+    "auto": lambda task: proxmo.AutoProxSGD(task.groups()),
+    "storm": lambda task: proxmo.ProxSTORM(task.groups(), lr=0.2, momentum=0.8),
+    "hybrid": lambda task: proxmo.ProxHybridSGD(task.groups(), lr=0.2, momentum=0.8),
+    "spiderboost": lambda task: proxmo.ProxSpiderBoost(task.groups(), lr=0.2, period=4),
+    "inexact": lambda task: proxmo.InexactProxSGD(task.params(), lr=0.2, inner=proxmo.InnerSGD(5, lr=0.05)),
+}
 
 
-def joint_units(task: Task) -> list[Tensor]:
-    optimizer = proxmo.ProxSGD(task.groups(), lr=0.2)
-    for step in range(STEPS):
-        optimizer.step(task.closure(optimizer, step))
-    zeros, groups = optimizer.sparsity()[0]
-    return [*task.weights(), optimizer.penalty_value(), torch.tensor([zeros, groups or 0.0], dtype=torch.float64)]
+def task_for(name: str, place: Place = Placed) -> Task:
+    return Task(place, joint if name == "joint_units" else separate)
 
 
-def certified(task: Task) -> list[Tensor]:
-    optimizer = proxmo.ProxSGD(task.groups(), lr=0.2, momentum=0.8)
+def advance(task: Task, optimizer: proxmo.ProxOptimizer, steps: Iterable[int]) -> None:
+    """Take these steps, each with its batch."""
+    for step in steps:
+        closure = task.closure(optimizer, step)
+        if isinstance(optimizer, proxmo.ProxHybridSGD):
+            optimizer.step(closure, task.closure(optimizer, 2 * STEPS + step))
+        elif isinstance(optimizer, proxmo.InexactProxSGD):
+            optimizer.step(closure, lambda: _squares(task, optimizer))
+        else:
+            optimizer.step(closure)
+
+
+def _squares(task: Task, optimizer: proxmo.ProxOptimizer) -> float:
+    optimizer.zero_grad()
+    value = sum(map(proxmo.SquaredL2(0.02).value, task.params()), torch.zeros((), dtype=torch.float64))
+    value.backward()
+    return value.item()
+
+
+def _report(optimizer: proxmo.ProxOptimizer) -> list[Tensor]:
+    """The numbers that an optimizer has to tell after a run."""
+    if isinstance(optimizer, proxmo.InexactProxSGD):
+        assert optimizer.report is not None
+        return [torch.tensor(optimizer.report[1:3], dtype=torch.float64)]
+    shares = [share or 0.0 for sparsity in optimizer.sparsity() for share in sparsity]
+    known = optimizer.param_groups[0]
+    estimates = [known[name] for name in ("lr", "momentum", "smoothness", "noise_variance") if name in known]
+    return [optimizer.penalty_value(), torch.tensor([*shares, *estimates], dtype=torch.float64)]
+
+
+def ordinary(name: str, place: Place) -> list[Tensor]:
+    task = task_for(name, place)
+    optimizer = OPTIMIZERS[name](task)
+    advance(task, optimizer, range(2 * STEPS))
+    return [*task.weights(), *_report(optimizer)]
+
+
+def certified(place: Place) -> list[Tensor]:
+    task = Task(place)
+    optimizer = OPTIMIZERS["prox_sgd"](task)
     monitor = proxmo.criteria.Monitor(optimizer, task.closure(optimizer, STEPS))
     for step in range(STEPS):
         monitor.record()
-        optimizer.step(task.closure(optimizer, step))
+        advance(task, optimizer, [step])
     columns = {name: torch.from_numpy(values) for name, values in monitor.arrays().items()}
     del columns["loss"], columns["objective"], columns["potential"]  # these have the loss of the own part
     return [*task.weights(), *columns.values()]
 
 
-def random_iterate(task: Task) -> list[Tensor]:
-    optimizer = proxmo.ProxSGD(task.groups(), lr=0.2)
+def random_iterate(place: Place) -> list[Tensor]:
+    task = Task(place)
+    optimizer = OPTIMIZERS["prox_sgd"](task)
     iterate = proxmo.RandomIterate(task.params(), torch.Generator().manual_seed(3))
     for step in range(STEPS):
-        optimizer.step(task.closure(optimizer, step))
+        advance(task, optimizer, [step])
         iterate.update()
     iterate.copy_to(task.params())
     return task.weights()
 
 
-def auto(task: Task) -> list[Tensor]:
-    optimizer = proxmo.AutoProxSGD(task.groups())
-    for step in range(2 * STEPS):
-        optimizer.step(task.closure(optimizer, step))
-    group = optimizer.param_groups[0]
-    estimates = [group[name] for name in ("lr", "momentum", "smoothness", "noise_variance")]
-    return [*task.weights(), torch.tensor(estimates, dtype=torch.float64)]
-
-
-def storm(task: Task) -> list[Tensor]:
-    optimizer = proxmo.ProxSTORM(task.groups(), lr=0.2, momentum=0.8)
-    for step in range(STEPS):
-        optimizer.step(task.closure(optimizer, step))
-    return task.weights()
-
-
-def hybrid(task: Task) -> list[Tensor]:
-    optimizer = proxmo.ProxHybridSGD(task.groups(), lr=0.2, momentum=0.8)
-    for step in range(STEPS):
-        optimizer.step(task.closure(optimizer, step), task.closure(optimizer, STEPS + step))
-    return task.weights()
-
-
-def spiderboost(task: Task) -> list[Tensor]:
-    optimizer = proxmo.ProxSpiderBoost(task.groups(), lr=0.2, period=4)
-    for step in range(STEPS):
-        optimizer.step(task.closure(optimizer, step))
-    return task.weights()
-
-
-def inexact(task: Task) -> list[Tensor]:
-    optimizer = proxmo.InexactProxSGD(task.params(), lr=0.2, inner=proxmo.InnerSGD(5, lr=0.05))
-    penalty = proxmo.SquaredL2(0.02)
-
-    def psi() -> float:
-        optimizer.zero_grad()
-        value = sum(map(penalty.value, task.params()), torch.zeros((), dtype=torch.float64))
-        value.backward()
-        return value.item()
-
-    for step in range(STEPS):
-        optimizer.step(task.closure(optimizer, step), psi)
-    assert optimizer.report is not None
-    return [*task.weights(), torch.tensor(optimizer.report[1:3], dtype=torch.float64)]
-
-
-METHODS = (prox_sgd, joint_units, certified, random_iterate, auto, storm, hybrid, spiderboost, inexact)
-
-
-def train(method: Callable[[Task], list[Tensor]], place: Place = Placed) -> list[Tensor]:
-    return method(Task(place, joint if method is joint_units else separate))
+METHODS: dict[str, Callable[[Place], list[Tensor]]] = {
+    **{name: functools.partial(ordinary, name) for name in OPTIMIZERS},
+    "certified": certified,
+    "random_iterate": random_iterate,
+}
 
 
 def train_all(place: Place) -> dict[str, list[Tensor]]:
-    return {method.__name__: train(method, place) for method in METHODS}
+    return {name: method(place) for name, method in METHODS.items()}
 
 
-def assert_as_alone(method: Callable[[Task], list[Tensor]], trained: list[dict[str, list[Tensor]]]) -> None:
+def assert_as_alone(name: str, trained: list[dict[str, list[Tensor]]]) -> None:
     """All ranks have what one process has on the joined batch, and the same to the bit."""
-    alone = train(method)
+    alone = METHODS[name](Placed)
     assert any((a != b).any() for a, b in zip(alone, Task().weights(), strict=False))
     for rank, results in enumerate(trained):
-        for found, expected in zip(results[method.__name__], alone, strict=True):
+        for found, expected in zip(results[name], alone, strict=True):
             torch.testing.assert_close(
                 found, expected, rtol=1e-9, atol=1e-11, equal_nan=True, msg=lambda text, rank=rank: f"{rank}: {text}"
             )
-        for found, first in zip(results[method.__name__], trained[0][method.__name__], strict=True):
+        for found, first in zip(results[name], trained[0][name], strict=True):
             assert torch.equal(found.nan_to_num(-1), first.nan_to_num(-1))  # no rank drifts off, not even by rounding
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,8 +24,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return processes.run(train_all, request.param, tmp_path_factory.mktemp("ddp"), data_parallel)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
-def test_many_processes_are_one_on_the_joined_batch(trained: list[dict[str, list[Tensor]]], method: Any) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_many_processes_are_one_on_the_joined_batch(trained: list[dict[str, list[Tensor]]], method: str) -> None:
     assert_as_alone(method, trained)
 
 

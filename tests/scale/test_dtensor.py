@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from benchmarks.communication import Message, Messages, compare
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -17,7 +18,6 @@ from penalties.cases import CASES, noise
 from proxmo import Penalty
 from proxmo.penalties.base import Grouped
 from scale import processes
-from scale.counting import Message, Messages
 
 pytestmark = pytest.mark.xdist_group("dtensor")
 
@@ -123,7 +123,7 @@ def test_whole_groups_send_nothing_and_divided_ones_send_numbers(found: list[dic
                 groups = 1 if counted is None else counted[1]
                 # sums and maxima carry two numbers of 8 bytes, the ranks of equal elements one for each process
                 assert {message.name for message in sent} == {"allreduce"}
-                assert max(message.size for message in sent) <= 8 * groups * max(4, *sizes)
+                assert max(message.handed for message in sent) <= 8 * groups * max(4, *sizes)
             else:
                 assert {message.name for message in sent} <= {"all_gather_into_tensor"}
                 assert sent
@@ -223,3 +223,32 @@ def test_own_penalties_and_mixed_lists(tmp_path_factory: pytest.TempPathFactory)
         optimizer.step()
     for found in processes.run(own_penalty_and_mixed_list, 4, tmp_path_factory.mktemp("mixed")):
         torch.testing.assert_close(found, (*params, optimizer.penalty_value()))
+
+
+def compare_costs() -> list[tuple[str, Any, Any]]:
+    """What is sent, and what the formula of the documentation says, on one and on two dimensions of a mesh."""
+    found = []
+    for sizes, placements in LAYOUTS:
+        x = distribute_tensor(noise((8, 1200), torch.float32), meshes()[sizes], placements)
+        for penalty in (
+            *(kind(0.9, dim=dim) for kind in (proxmo.GroupL2, proxmo.GroupLInf) for dim in (0, 1, ())),
+            *(kind(0.9, dim=dim) for kind in (proxmo.L1Ball, proxmo.L2Ball, proxmo.Simplex) for dim in (0, 1, None)),
+            *(proxmo.TopK(3, dim=dim) for dim in (0, 1, None)),
+            proxmo.SparseGroup(0.1, 0.1, dim=1),
+            proxmo.L1(0.1),
+            proxmo.Nuclear(0.1),
+        ):
+            sent, formula, passes = compare(penalty, x, 0.7)
+            assert 0 <= passes <= 15
+            found.append((f"{penalty} {sizes} {placements}", sent, formula))
+    return found
+
+
+def test_the_cost_model_is_what_is_sent(tmp_path_factory: pytest.TempPathFactory) -> None:
+    results = processes.run(compare_costs, 4, tmp_path_factory.mktemp("costs"))
+    sums = []
+    for found in results:
+        for name, sent, formula in found:
+            assert sent == formula, name
+            sums.append(sent.size)
+    assert sum(size > 0 for size in sums) > len(sums) / 4

@@ -64,6 +64,6 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return processes.run(train_and_look, ranks, tmp_path_factory.mktemp("fsdp"), place)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
-def test_many_processes_are_one_on_the_joined_batch(trained: list[dict[str, list[Tensor]]], method: Any) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_many_processes_are_one_on_the_joined_batch(trained: list[dict[str, list[Tensor]]], method: str) -> None:
     assert_as_alone(method, trained)

@@ -1,0 +1,72 @@
+"""Sharded training that survives:
+
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 2 --max-restarts 3 examples/fsdp.py
+
+`fully_shard` divides parameters, gradients and the optimizer's state among the processes. Every few steps a distributed
+checkpoint is written; whenever processes die, torchrun starts all of them again, and they go on from the last one, also
+if they are more or fewer then. (The variable keeps torchrun from giving them the addresses of the dead ones, on which
+they would wait for each other.) Give the folder of the checkpoints as an argument, or take ./checkpoints.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from sklearn.datasets import load_digits
+from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+
+import proxmo
+
+STEPS, EVERY, BATCH = 300, 20, 128
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "checkpoints")
+if torch.accelerator.is_available():
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+device = torch.accelerator.current_accelerator() or torch.device("cpu")
+distributed.init_process_group()
+rank, ranks = distributed.get_rank(), distributed.get_world_size()
+
+images, labels = (torch.tensor(array).to(device) for array in load_digits(return_X_y=True))
+images = images.float() / 16
+torch.manual_seed(0)  # the same start on every rank
+network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).to(device)
+fully_shard(network)  # first, since it replaces the parameters
+optimizer = proxmo.ProxSGD(proxmo.param_groups(network, proxmo.GroupL2(0.02), exclude=["2"]), lr=1.0)
+
+step = 0
+if saved := sorted(folder.glob("step-*[0-9]")):
+    model_state, optimizer_state = get_state_dict(network, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state}
+    dcp.load(state, checkpoint_id=saved[-1])
+    set_state_dict(network, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    step = int(saved[-1].name.removeprefix("step-"))
+while step < STEPS:
+    batch = torch.randint(len(images), (BATCH,), generator=torch.Generator().manual_seed(step)).to(device)
+    mine = batch[rank::ranks]  # the batches depend on the step alone, so a restart meets the same ones
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(network(images[mine]), labels[mine]).backward()
+    optimizer.step()
+    step += 1
+    if step % EVERY == 0:
+        zero = optimizer.sparsity()[0].groups  # of the whole network: every rank must ask, and one may print
+        model_state, optimizer_state = get_state_dict(network, optimizer)
+        unfinished = folder / f"step-{step:06}.unfinished"
+        dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=unfinished)
+        if rank == 0:  # a name without that ending only once all is there, so that no half a checkpoint is ever loaded
+            shutil.rmtree(final := folder / f"step-{step:06}", ignore_errors=True)
+            unfinished.rename(final)
+            print(f"step {step}: {zero:.0%} of the hidden neurons are zero", flush=True)
+        distributed.barrier()
+whole = get_model_state_dict(network, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+if rank == 0:
+    torch.save(whole, folder / "network.pt")  # ordinary tensors, ready for proxmo.compact in one process
+distributed.destroy_process_group()

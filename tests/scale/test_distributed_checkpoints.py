@@ -1,0 +1,108 @@
+"""A distributed checkpoint of two processes goes on in one and in four, to the same result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+
+import proxmo
+from scale import processes
+from scale.task import OPTIMIZERS, STEPS, Place, Placed, Task, advance, task_for
+from scale.test_fsdp import sharded
+
+pytestmark = [
+    pytest.mark.xdist_group("distributed_checkpoints"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
+SAVED_AFTER = {"at the start": 0, "on the way": STEPS - 1}
+
+
+def train_and_save(folder: Path) -> None:
+    for name in OPTIMIZERS:
+        task = task_for(name, sharded)
+        optimizer = OPTIMIZERS[name](task)
+        done = 0
+        for moment, steps in SAVED_AFTER.items():
+            advance(task, optimizer, range(done, steps))
+            done = steps
+            model_state, optimizer_state = get_state_dict(task.network, optimizer)
+            dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder / name / moment)
+
+
+def load_and_go_on(folder: Path, place: Place) -> dict[str, list[Tensor]]:
+    return {f"{name} {moment}": resume(folder, name, moment, place) for name in OPTIMIZERS for moment in SAVED_AFTER}
+
+
+def resume(folder: Path, name: str, moment: str, place: Place) -> list[Tensor]:
+    task = spoilt(task_for(name, place))
+    optimizer = OPTIMIZERS[name](task)
+    for group in optimizer.param_groups:
+        if group["penalty"] is not None:
+            group["penalty"].strength = 7.0  # another one than was saved
+    model_state, optimizer_state = get_state_dict(task.network, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state}
+    dcp.load(state, checkpoint_id=folder / name / moment)
+    set_state_dict(task.network, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    advance(task, optimizer, range(SAVED_AFTER[moment], 2 * STEPS))
+    return task.weights()
+
+
+def spoilt(task: Task) -> Task:
+    """With other weights than those it was made with."""
+    with torch.no_grad():
+        for p in task.params():
+            p.mul_(-3)
+    return task
+
+
+def alone(name: str) -> list[Tensor]:
+    task = task_for(name)
+    optimizer = OPTIMIZERS[name](task)
+    advance(task, optimizer, range(2 * STEPS))
+    return task.weights()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    processes.run(train_and_save, 2, folder / "processes", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_four(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tensor]]]:
+    return processes.run(load_and_go_on, 4, tmp_path_factory.mktemp("four"), saved, sharded)
+
+
+@pytest.mark.parametrize("moment", SAVED_AFTER)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_saved_by_two_loaded_by_one_and_by_four(
+    saved: Path, on_four: list[dict[str, list[Tensor]]], name: str, moment: str
+) -> None:
+    expected = alone(name)
+    for found in (resume(saved, name, moment, Placed), *(results[f"{name} {moment}"] for results in on_four)):
+        for weight, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(weight, wanted, rtol=1e-9, atol=1e-11)
+
+
+def test_the_checkpoint_of_another_penalty_changes_nothing(saved: Path) -> None:
+    task = task_for("prox_sgd")
+    optimizer = proxmo.ProxSGD(proxmo.param_groups(task.network, proxmo.L1(0.1)), lr=0.3)
+    state = {"optimizer": get_optimizer_state_dict(task.network, optimizer)}
+    dcp.load(state, checkpoint_id=saved / "prox_sgd" / "on the way")
+    before, options = task.weights(), [dict(group) for group in optimizer.param_groups]
+    with pytest.raises(ValueError, match="made with penalty GroupL2 into one with penalty L1"):
+        set_optimizer_state_dict(task.network, optimizer, state["optimizer"])
+    assert [dict(group) for group in optimizer.param_groups] == options
+    assert optimizer.param_groups[0]["penalty"] == proxmo.L1(0.1)
+    assert all(map(torch.equal, task.weights(), before))

@@ -1,0 +1,133 @@
+"""What goes wrong on many machines: a rank is killed, or has gradients that are not finite."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import proxmo
+from penalties.cases import noise
+from scale import processes
+
+pytestmark = pytest.mark.xdist_group("faults")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp.py"
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.Popen(
+        [*command, "--max-restarts", "3", str(EXAMPLE), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ENVIRONMENT},
+    )
+
+
+def workers(launcher: int) -> list[int]:
+    """The processes that a launcher has started."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended meanwhile
+            continue
+        if parent == launcher:
+            found.append(int(status.parent.name))
+    return sorted(found)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the processes to kill in /proc")
+def test_a_killed_rank_costs_no_digit(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    run = start(tmp_path / "killed")
+    undisturbed = start(tmp_path / "undisturbed")
+    moments, checkpoints, killed = [3, 9], 0, 0
+    assert run.stdout is not None
+    for _ in run.stdout:  # a line for each checkpoint
+        checkpoints += 1
+        if moments and checkpoints >= moments[0]:
+            moments.pop(0)
+            time.sleep(draw.uniform(0, 0.5))  # in the middle of whatever it does then
+            os.kill(draw.choice(workers(run.pid)), signal.SIGKILL)
+            killed += 1
+    _, errors = run.communicate()
+    assert run.returncode == 0, errors
+    assert killed == 2
+    assert errors.count("exitcode: -9") == 2  # so torchrun saw it
+    _, errors = undisturbed.communicate()
+    assert undisturbed.returncode == 0, errors
+    found, expected = (torch.load(tmp_path / name / "network.pt") for name in ("killed", "undisturbed"))
+    assert found.keys() == expected.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    assert (found["0.weight"] == 0).all(1).float().mean() > 0.8
+
+
+def skip_when_one_part_is_spoilt() -> dict[str, Any]:
+    """One rank has a NaN in its part of a gradient; all must leave the step out, or none."""
+    mesh = init_device_mesh("cpu", (2,))
+    found: dict[str, Any] = {}
+    for nonfinite in ("skip", "raise"):
+        x = nn.Parameter(distribute_tensor(noise((4, 3)), mesh, [Shard(0)]))
+        optimizer = proxmo.ProxSGD([x], lr=0.1, momentum=0.5, penalty=proxmo.L1(0.1), nonfinite=nonfinite)  # type: ignore[arg-type]
+        for step in range(4):
+            x.grad = distribute_tensor(noise((4, 3), seed=step), mesh, [Shard(0)])
+            if step == 2 and distributed.get_rank() == 1:
+                x.grad.to_local()[0, 1] = math.nan
+            try:
+                optimizer.step()
+            except FloatingPointError:
+                found[f"{nonfinite} raised"] = step
+        assert isinstance(x, DTensor)
+        found[nonfinite] = x.full_tensor().detach()
+    return found
+
+
+def test_all_ranks_skip_a_step_that_one_cannot_take(tmp_path: Path) -> None:
+    x = noise((4, 3))
+    optimizer = proxmo.ProxSGD([x], lr=0.1, momentum=0.5, penalty=proxmo.L1(0.1))
+    for step in (0, 1, 3):
+        x.grad = noise((4, 3), seed=step)
+        optimizer.step()
+    for found in processes.run(skip_when_one_part_is_spoilt, 2, tmp_path):
+        torch.testing.assert_close(found["skip"], x)
+        torch.testing.assert_close(found["raise"], x)
+        assert found["raise raised"] == 2
+
+
+def train_with_a_spoilt_rank() -> list[Tensor]:
+    """DDP: a batch of one rank has a NaN, which the average of gradients brings to all."""
+    torch.manual_seed(0)
+    network = nn.Linear(3, 2)
+    model = DistributedDataParallel(network)
+    optimizer = proxmo.ProxSGD(network.parameters(), lr=0.1, penalty=proxmo.L1(0.01), nonfinite="skip")
+    for step in range(5):
+        inputs = noise((4, 3), torch.float32, seed=step)
+        if step == 2 and distributed.get_rank() == 1:
+            inputs[0, 0] = math.nan
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    return [p.detach() for p in network.parameters()]
+
+
+def test_a_rank_with_bad_data_does_not_spoil_the_others(tmp_path: Path) -> None:
+    first, second = processes.run(train_with_a_spoilt_rank, 2, tmp_path)
+    assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(first, second, strict=True))
+    torch.manual_seed(0)
+    assert not torch.equal(first[0], nn.Linear(3, 2).weight)
