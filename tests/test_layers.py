@@ -1,5 +1,7 @@
 """Parameter groups by layer: every parameter once, the right ones with the right penalty."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -27,6 +29,28 @@ def network() -> nn.Sequential:
 
 def penalties(groups: proxmo.ParamGroups) -> dict[str, proxmo.Penalty | None]:
     return {name: group["penalty"] for group in groups for name, _ in group["params"]}
+
+
+def test_groups_go_over_to_other_parameters_of_the_same_names() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    groups = proxmo.param_groups(model, proxmo.GroupL2(0.1), exclude=["1"])
+    groups[0]["lr"] = 0.7
+    twin = copy.deepcopy(model)
+    proxmo.ProxSGD(groups, lr=0.1)  # which puts names and parameters apart
+    moved = groups.on(twin)
+    assert [[name for name, _ in group["params"]] for group in moved] == [
+        ["0.weight"],
+        ["0.bias", "1.weight", "1.bias"],
+    ]
+    assert all(p is twin.get_parameter(name) for group in moved for name, p in group["params"])
+    assert moved[0]["lr"] == 0.7
+    assert moved[0]["penalty"] is groups[0]["penalty"]
+    assert str(moved) == str(groups)
+    proxmo.ProxSGD(moved, lr=0.1)
+    with pytest.raises(ValueError, match=r"model must have a parameter of shape \(4, 3\) '0.weight', got one of shape"):
+        groups.on(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)))
+    with pytest.raises(ValueError, match=r"model must have a parameter of shape \(2, 4\) '1.weight', got none"):
+        groups.on(nn.Sequential(nn.Linear(3, 4)))
 
 
 def test_weights_have_the_penalty_and_all_else_has_none() -> None:

@@ -87,6 +87,7 @@ class StrengthScheduler:
         self._initial = [_weights(penalty) for penalty in self._penalties]
         if not any(self._initial):
             raise ValueError("optimizer must have a penalty with a strength in one of its parameter groups, got none")
+        self.optimizer = optimizer
         self.factor = factor
         self.last_step = 0
         self._set()

@@ -157,6 +157,9 @@ def special_cases() -> dict[str, Any]:
         penalty.value(x).backward()
         assert isinstance(x.grad, DTensor)
         found[f"slope {penalty}"] = x.grad.full_tensor()
+    for out in (torch.zeros(3, 7), distribute_tensor(torch.zeros(3, 7), mesh, [Replicate()])):
+        with pytest.raises(ValueError, match="out must be divided among processes as x is"):
+            proxmo.L1(0.1).prox(divided(torch.zeros(3, 7)), 1.0, out=out)
     found["rank"] = rank
     return found
 
