@@ -8,7 +8,10 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +31,24 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABL
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp.py"
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+@contextmanager
+def launched(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The example, as torchrun runs it; ended if it takes too long."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [*command, "--max-restarts", "3", str(EXAMPLE), str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **ENVIRONMENT},
-    )
+    ) as launcher:
+        guard = threading.Timer(300, launcher.terminate)
+        guard.start()
+        try:
+            yield launcher
+        finally:
+            guard.cancel()
+            launcher.terminate()
 
 
 def workers(launcher: int) -> list[int]:
@@ -54,22 +66,19 @@ def workers(launcher: int) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the processes to kill in /proc")
 def test_a_killed_rank_costs_no_digit(tmp_path: Path) -> None:
-    draw = random.Random(0)
-    run = start(tmp_path / "killed")
-    undisturbed = start(tmp_path / "undisturbed")
-    killed = 0
-    assert run.stdout is not None
-    for checkpoint, _ in enumerate(run.stdout, 1):  # each prints a line
-        if checkpoint in (3, 9):
-            time.sleep(draw.uniform(0, 0.5))  # in the middle of whatever it does then
-            os.kill(draw.choice(workers(run.pid)), signal.SIGKILL)
-            killed += 1
-    _, errors = run.communicate()
-    assert run.returncode == 0, errors
+    draw, killed = random.Random(0), 0
+    with launched(tmp_path / "killed") as run, launched(tmp_path / "undisturbed") as undisturbed:
+        assert run.stdout is not None
+        for checkpoint, _ in enumerate(run.stdout, 1):  # each prints a line
+            if checkpoint in (3, 9):
+                time.sleep(draw.uniform(0, 0.5))  # in the middle of whatever it does then
+                os.kill(draw.choice(workers(run.pid)), signal.SIGKILL)
+                killed += 1
+        for launcher in (run, undisturbed):
+            _, errors = launcher.communicate()
+            assert launcher.returncode == 0, errors
+            assert errors.count("exitcode: -9") == (killed if launcher is run else 0)  # torchrun saw it
     assert killed == 2
-    assert errors.count("exitcode: -9") == 2  # so torchrun saw it
-    _, errors = undisturbed.communicate()
-    assert undisturbed.returncode == 0, errors
     found, expected = (torch.load(tmp_path / name / "network.pt") for name in ("killed", "undisturbed"))
     assert found.keys() == expected.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert all(torch.equal(found[name], expected[name]) for name in found)
