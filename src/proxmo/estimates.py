@@ -11,7 +11,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from proxmo import checks
+from proxmo import checks, shards
 from proxmo.penalties.base import Penalty
 from proxmo.secants import distance, mean_product, probe_length, square
 
@@ -139,6 +139,8 @@ def estimate_constants(
 def _estimate(
     closure: Callable[[int], Tensor], params: list[Tensor], penalty: Penalty | None, lower_bound: float, samples: int
 ) -> Estimates:
+    if shards.any_divided(params):
+        raise ValueError("estimates need the undivided model, got parameters that are divided among processes")
     losses, gradients = zip(*(_evaluate(closure, k, params) for k in range(samples)), strict=True)
     mean = _mean(gradients)
     squares = [square([g - m for g, m in zip(gs, mean, strict=True)]) for gs in gradients]

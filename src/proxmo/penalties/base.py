@@ -138,9 +138,12 @@ class Penalty(ABC):
         else:
             result = self._prox_of_part(work, step, target if work is x else None)
         if out is None or target is None:
-            return shards.from_local(result.clone() if result is part else result.to(x.dtype), x)
+            # what comes back of a tensor that all processes have whole may be it itself
+            same = result is part or (shards.is_divided(x) and result.data_ptr() == part.data_ptr())
+            return shards.from_local(result.clone() if same else result.to(x.dtype), x)
         if result is not target:
             target.copy_(result)
+        shards.note_written([out])
         return out
 
     def _prox_of_part(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:

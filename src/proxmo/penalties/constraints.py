@@ -18,7 +18,7 @@ from proxmo import checks
 from proxmo.penalties.axes import Groups
 from proxmo.penalties.base import AnyFloat, Constraint, Count, Dim, Grouped, NonNegativeFloat
 from proxmo.penalties.groups import group_norms
-from proxmo.penalties.selection import largest
+from proxmo.penalties.selection import mask_of_largest
 from proxmo.penalties.thresholds import fit, project_simplex
 
 
@@ -197,7 +197,8 @@ class Simplex(Grouped, Constraint):
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         groups = Groups(x, self.dim)
         negative = groups.sum(groups.elements < 0) > 0
-        off = (groups.sum(groups.elements) - self.radius).abs()
+        # contiguous: torch loses digits in sums over views with gaps, the more the longer they are
+        off = (groups.sum(groups.elements.contiguous()) - self.radius).abs()
         return groups.every(~negative & (off <= slack * self.radius))
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
@@ -233,5 +234,7 @@ class TopK(Grouped, Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
-        stays = largest(groups, self.k).squeeze(-1) | groups.tensor.isnan()  # a NaN shows, also where it is not large
+        stays = (
+            mask_of_largest(groups, self.k).squeeze(-1) | groups.tensor.isnan()
+        )  # a NaN shows, also where it is not large
         return torch.where(stays, groups.tensor, groups.tensor.new_zeros(()), out=out)

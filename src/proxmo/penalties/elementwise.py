@@ -168,7 +168,7 @@ class L0(Penalty):
         return self.strength * (x != 0).sum().to(x.dtype)
 
     def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
-        threshold = math.sqrt(2 * self.strength) * step**0.5
+        threshold = fit(math.sqrt(2 * self.strength) * step**0.5, x.dtype)  # inf is beyond every threshold
         return torch.where(x.abs() <= threshold, x.new_zeros(()), x, out=out)
 
 
@@ -199,7 +199,7 @@ class MCP(Penalty):
     def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
         s, c = self.strength, self.concavity
         gentle = step < c
-        threshold = choose(gentle, step * s, s * (c * step) ** 0.5)
+        threshold = fit(choose(gentle, step * s, s * (c * step) ** 0.5), x.dtype)  # inf is beyond every threshold
         flat_from = choose(gentle, c * s, threshold)
         shrunk = bend(x, c * s, choose(gentle, step / choose(gentle, c - step, 1.0), 0.0), lowest=0.0)
         magnitude = x.abs()
@@ -270,7 +270,7 @@ class LHalf(Penalty):
         return self.strength * torch.where(zero, 0.0, torch.where(zero, 1.0, x.abs()).sqrt()).sum()
 
     def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
-        threshold = 54 ** (1 / 3) / 4 * (2 * self.strength) ** (2 / 3) * step ** (2 / 3)
+        threshold = fit(54 ** (1 / 3) / 4 * (2 * self.strength) ** (2 / 3) * step ** (2 / 3), x.dtype)
         magnitude = x.abs()
         angle = (magnitude / threshold).pow_(-1.5).mul_(math.sqrt(0.5)).acos_()
         root = angle.mul_(-2 / 3).add_(2 * math.pi / 3).cos_().add_(1).mul_(2 / 3).mul_(x)

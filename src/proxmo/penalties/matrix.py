@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import sqrt
+from math import prod, sqrt
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from proxmo.penalties.axes import Groups, as_matrix, from_matrix
+from proxmo.penalties.axes import Groups, as_matrix, from_matrix, indexing_axes
 from proxmo.penalties.base import Constraint, Count, Dim, NonNegativeFloat, WithDim
 from proxmo.penalties.thresholds import project_simplex
 
@@ -30,6 +30,12 @@ def singular_values(x: Tensor, dim: Dim) -> Tensor:
     """The singular values in decreasing order, in float64."""
     matrix, finite = _finite_or_zero(as_matrix(x, dim))
     return torch.where(finite, torch.linalg.svdvals(matrix.double()), torch.nan)
+
+
+def _rounding(x: Tensor, dim: Dim) -> float:
+    """How far rounding in an SVD may move singular values, relative to the largest: it grows with the longer side."""
+    rows = prod([x.shape[axis] for axis in indexing_axes(x, dim)])
+    return max(rows, x.numel() // rows) * torch.finfo(torch.float64).eps
 
 
 def scale_singular_values(x: Tensor, dim: Dim, gains: Callable[[Tensor], Tensor], out: Tensor | None) -> Tensor:
@@ -115,7 +121,8 @@ class Rank(WithDim, Constraint):
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         sigma = singular_values(x, self.dim)
         # rounding the entries moves no singular value by more than the norm of what was rounded off
-        small: Tensor = sigma[self.rank :] <= slack * sigma.square().sum().sqrt()
+        allowed = (slack + _rounding(x, self.dim)) * sigma.square().sum().sqrt()
+        small: Tensor = sigma[self.rank :] <= allowed
         return small.all() & sigma.isfinite().all()
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
@@ -148,7 +155,7 @@ class NuclearBall(WithDim, Constraint):
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         sigma = singular_values(x, self.dim)
         # rounding each entry can raise every singular value
-        return sigma.sum() <= self.radius * (1 + slack * sqrt(len(sigma)))
+        return sigma.sum() <= self.radius * (1 + slack * sqrt(len(sigma)) + _rounding(x, self.dim))
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         def gains(sigma: Tensor) -> Tensor:

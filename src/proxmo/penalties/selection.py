@@ -9,7 +9,7 @@ from proxmo import shards
 from proxmo.penalties.axes import Groups, as_rows
 
 
-def largest(groups: Groups, k: int) -> Tensor:
+def mask_of_largest(groups: Groups, k: int) -> Tensor:
     """A mask of the k elements of largest magnitude in each group; NaN counts as larger than all numbers."""
     if k >= groups.length:
         return torch.ones_like(groups.elements, dtype=torch.bool)
