@@ -85,7 +85,7 @@ def predicted(
     if not isinstance(penalty, Grouped):
         return _gathering(math.prod(shape) * itemsize, [processes for _, processes in divisions])
     outer = indexing_axes(torch.empty(shape, device="meta"), penalty.dim)
-    within = [processes for axis, processes in divisions if axis not in outer]
+    within = dividing(penalty, shape, divisions)
     groups = math.prod(shape[axis] for axis in outer)  # of which this process has a part, or all
     groups //= math.prod(processes for axis, processes in divisions if axis in outer)
     if isinstance(penalty, proxmo.TopK):
@@ -103,6 +103,14 @@ def predicted(
         proxmo.L1Ball: (4 + passes, 5 + newton),
     }[type(penalty)]
     return Cost(messages * len(within), 2 * numbers * len(within) * groups * itemsize)
+
+
+def dividing(penalty: Penalty, shape: tuple[int, ...], divisions: Sequence[tuple[int, int]]) -> list[int]:
+    """Among how many processes what the penalty must see as a whole is divided, for each dimension of the mesh."""
+    if penalty.separable:
+        return []
+    outer = indexing_axes(torch.empty(shape, device="meta"), penalty.dim) if isinstance(penalty, Grouped) else ()
+    return [processes for axis, processes in divisions if axis not in outer]
 
 
 def _gathering(whole: int, processes: Sequence[int]) -> Cost:
@@ -123,9 +131,10 @@ def compare(penalty: Penalty, x: DTensor, step: float) -> tuple[Cost, Cost, int]
     return found, predicted(penalty, tuple(x.shape), x.element_size(), divisions, passes), passes
 
 
-def seconds(cost: Cost, processes: int) -> float:
-    """The time that it takes where latency and bandwidth are as above."""
-    return cost.messages * 2 * math.log2(processes) * LATENCY + cost.size / BANDWIDTH
+def seconds(cost: Cost, sizes: Sequence[int]) -> float:
+    """The time that it takes, with latency and bandwidth as above, where as many messages go to groups of each size."""
+    hops = sum(2 * math.log2(size) for size in sizes) / max(len(sizes), 1)
+    return cost.messages * hops * LATENCY + cost.size / BANDWIDTH
 
 
 PENALTIES: Sequence[Penalty] = (
@@ -153,10 +162,11 @@ def main() -> None:
     own_traffic = 3 * weight.numel() * weight.element_size()
     for layout, sizes, placements in layouts:
         x = distribute_tensor(weight, init_device_mesh("cpu", sizes), placements)
-        many = [(axis, MANY // 4 if axis == 0 else 4) for axis in range(len(sizes))]
+        many = [(0, MANY)] if len(sizes) == 1 else [(0, MANY // 4), (1, 4)]
         for penalty in PENALTIES:
             found, formula, passes = compare(penalty, x, step=1.0)
-            there = predicted(penalty, tuple(x.shape), 4, many if len(sizes) > 1 else [(0, MANY)], passes)
+            there = predicted(penalty, tuple(x.shape), 4, many, passes)
+            time = seconds(there, dividing(penalty, tuple(x.shape), many))
             table.add_row(
                 str(penalty),
                 layout,
@@ -164,7 +174,7 @@ def main() -> None:
                 f"{found.size:,}",
                 f"{formula.size:,}",
                 f"{found.size / own_traffic:.2%}",
-                f"{1e3 * seconds(there, MANY):.2f}",
+                f"{1e3 * time:.2f}",
             )
     if distributed.get_rank() == 0:
         Console(width=150).print(table)

@@ -181,6 +181,7 @@ class Monitor:
     Args:
         optimizer: the optimizer of the run; its ``certify`` is set.
         closure: returns f(x) on all data, with its gradient in ``.grad`` (it may call ``zero_grad`` and ``backward``).
+            On many processes ``loss``, ``objective`` and ``potential`` have the value that it returns on each.
         weight: α/L, the weight of Δ in Φ (``theory.REGIMES["convex"].alpha / smoothness``); 0 leaves Φ = F.
         writer: a TensorBoard ``SummaryWriter``, for curves to look at while it runs.
 

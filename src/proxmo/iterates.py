@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from proxmo import checks
+from proxmo import checks, shards
 
 
 class RandomIterate:
@@ -77,13 +77,20 @@ class RandomIterate:
             target.copy_(kept)
 
     @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Within the block the parameters are the kept iterate, for evaluation; afterwards what they were."""
+    def swapped_in(self, model: nn.Module | None = None) -> Iterator[None]:
+        """Within the block the parameters are the kept iterate, for evaluation; afterwards what they were.
+
+        Args:
+            model: needed after ``fully_shard``, which may go on with weights that it has gathered before; that is put
+                right here, and with ``model.reshard()`` after `copy_to`.
+        """
         present = [p.detach().clone() for p in self._params]
+        shards.forget_gathered(model)
         self.copy_to(self._params)
         try:
             yield
         finally:
+            shards.forget_gathered(model)
             with torch.no_grad():
                 for param, value in zip(self._params, present, strict=True):
                     param.copy_(value)

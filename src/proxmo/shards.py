@@ -7,19 +7,17 @@ must be called by all processes that hold a part, in the same order.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
-if TYPE_CHECKING or distributed.is_available():
+if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-else:  # a torch built without distributed: no tensor is one of those
-
-    class DTensor:
-        """Stands for a class that this build of torch does not have."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 
 class Split(NamedTuple):
@@ -29,78 +27,110 @@ class Split(NamedTuple):
     processes: ProcessGroup
 
 
+def _divided(tensor: Tensor) -> DTensor | None:
+    """The tensor, if it is a `DTensor`. There is none before its module is loaded, which takes half a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
+
+
+def is_divided(tensor: Tensor) -> bool:
+    """Whether processes hold parts, or copies, of the tensor."""
+    return _divided(tensor) is not None
+
+
+def any_divided(tensors: Iterable[Tensor]) -> bool:
+    """Whether one of them is; at once where none can be."""
+    return "torch.distributed.tensor" in sys.modules and any(map(is_divided, tensors))
+
+
 def local(tensor: Tensor) -> Tensor:
     """The part that this process holds, in the same memory; it may be empty."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor if (divided := _divided(tensor)) is None else divided.to_local()
 
 
 def full(tensor: Tensor) -> Tensor:
     """The whole tensor on every process; this gathers all parts."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor if (divided := _divided(tensor)) is None else divided.full_tensor()
 
 
 def laid_out_like(tensor: Tensor, model: Tensor) -> Tensor:
     """The tensor with its elements where those of ``model`` are; gradients may be elsewhere, or not yet added up."""
-    if isinstance(tensor, DTensor) and isinstance(model, DTensor) and tensor.placements != model.placements:
-        return tensor.redistribute(model.device_mesh, model.placements)
-    return tensor
+    divided, wanted = _divided(tensor), _divided(model)
+    if divided is None or wanted is None or divided.placements == wanted.placements:
+        return tensor
+    return divided.redistribute(wanted.device_mesh, wanted.placements)
 
 
 def from_local(part: Tensor, model: Tensor) -> Tensor:
     """The tensor of which this process holds ``part``, and each of the others its own, as they do of ``model``."""
-    if not isinstance(model, DTensor):
+    if (divided := _divided(model)) is None:
         return part
-    return DTensor.from_local(
-        part, model.device_mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
+    mesh, placements = divided.device_mesh, divided.placements
+    return type(divided).from_local(
+        part, mesh, placements, run_check=False, shape=divided.shape, stride=divided.stride()
     )
 
 
 def part_of(whole: Tensor, model: Tensor) -> Tensor:
     """What this process holds of ``whole``, which all have, when it is divided as ``model``; nothing is sent."""
-    if not isinstance(model, DTensor):
+    if (divided := _divided(model)) is None:
         return whole
-    mesh = model.device_mesh
-    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return everywhere.redistribute(mesh, model.placements).to_local()
+    from torch.distributed.tensor import Replicate
+
+    mesh = divided.device_mesh
+    everywhere = type(divided).from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(mesh, divided.placements).to_local()
 
 
 def splits(tensor: Tensor) -> tuple[Split, ...]:
     """The axes that are divided among processes, one for each dimension of the mesh that divides one."""
-    if not isinstance(tensor, DTensor):
+    if (divided := _divided(tensor)) is None:
         return ()
     found = []
-    for dimension, placement in enumerate(tensor.placements):
-        if isinstance(placement, Partial):
+    for dimension, placement in enumerate(divided.placements):
+        if placement.is_partial():
             raise ValueError(f"a tensor whose parts are not added up has no values yet, got placement {placement}")
-        if not isinstance(placement, Replicate):  # Shard, or the strided one of parallelism in two ways
+        if not placement.is_replicate():  # Shard, or the strided one of parallelism in two ways
             axis: int = placement.dim  # type: ignore[attr-defined]
-            found.append(Split(axis, tensor.device_mesh.get_group(dimension)))
+            found.append(Split(axis, divided.device_mesh.get_group(dimension)))
     return tuple(found)
-
-
-def is_divided(tensor: Tensor) -> bool:
-    """Whether processes hold parts, or copies, of the tensor."""
-    return isinstance(tensor, DTensor)
 
 
 def divided_alike(tensors: Sequence[Tensor], axes: Sequence[int]) -> bool:
     """Whether each tensor is divided along its one of ``axes`` only, in the same way, so that indices stay together."""
-    layouts = set()
+    layouts: set[tuple[DeviceMesh, tuple[bool, ...]]] = set()
     for tensor, axis in zip(tensors, axes, strict=True):
-        if not isinstance(tensor, DTensor) or any(p not in (Shard(axis), Replicate()) for p in tensor.placements):
+        divided = _divided(tensor)
+        if divided is None or not all(p.is_replicate() or p.is_shard(axis) for p in divided.placements):
             return False
-        layouts.add((tensor.device_mesh, tuple(isinstance(p, Shard) for p in tensor.placements)))
+        layouts.add((divided.device_mesh, tuple(p.is_replicate() for p in divided.placements)))
     return len(layouts) == 1
 
 
 def rows_divided_like(rows: Tensor, model: Tensor, axis: int) -> Tensor:
     """The matrix of which this process holds ``rows``, one for each index that it holds of ``axis`` of ``model``."""
-    assert isinstance(model, DTensor)
-    placements = [Shard(0) if isinstance(p, Shard) else p for p in model.placements]
-    shape, stride = (model.shape[axis], rows.shape[1]), (rows.shape[1], 1)
-    return DTensor.from_local(
-        rows, model.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
-    )
+    divided = _divided(model)
+    assert divided is not None
+    from torch.distributed.tensor import Shard
+
+    placements = [p if p.is_replicate() else Shard(0) for p in divided.placements]
+    shape, stride = torch.Size((divided.shape[axis], rows.shape[1])), (rows.shape[1], 1)
+    return type(divided).from_local(rows, divided.device_mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def forget_gathered(model: nn.Module | None) -> None:
+    """Have all modules that `fully_shard` was called on drop the weights that they may still hold gathered."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if model is None or fsdp is None:
+        return
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
+
+
+def note_written(tensors: Iterable[Tensor]) -> None:
+    """Tell autograd that parts were written to: what it has saved of these tensors does not hold any more."""
+    torch.autograd.graph.increment_version([t for t in tensors if is_divided(t)])
 
 
 def add_up(part: Tensor, processes: Iterable[ProcessGroup]) -> Tensor:
@@ -163,12 +193,12 @@ def count_zeros(tensors: Sequence[Tensor]) -> int:
     return int(total([(local(t) == 0).sum() for t in tensors], tensors))
 
 
-def all_agree(flag: bool, tensors: Iterable[Tensor]) -> bool:
-    """Whether the flag holds on all processes that share one of the tensors, so that they go the same way."""
-    meshes = [t.device_mesh for t in tensors if isinstance(t, DTensor)]
+def highest(level: int, tensors: Iterable[Tensor]) -> int:
+    """The highest level of all processes that share one of the tensors, so that they decide alike."""
+    meshes = [divided.device_mesh for t in tensors if (divided := _divided(t)) is not None]
     groups = dict.fromkeys((mesh.get_group(d), mesh.device_type) for mesh in meshes for d in range(mesh.ndim))
     for group, device in groups:
-        shared = torch.tensor(int(flag), device=device)
-        distributed.all_reduce(shared, op=distributed.ReduceOp.MIN, group=group)
-        flag = bool(shared)
-    return flag
+        shared = torch.tensor(int(level), device=device)
+        distributed.all_reduce(shared, op=distributed.ReduceOp.MAX, group=group)
+        level = int(shared)
+    return level

@@ -38,7 +38,7 @@ def test_state_dict_round_trip_with_weights_only(tmp_path: Path) -> None:
     resumed = model(seed=9)
     fresh = make(resumed)
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert saved["optimizer"]["param_groups"][0]["penalty"] == {"class": "GroupLInf", "strength": 0.3, "dim": 0}
+    assert saved["optimizer"]["param_groups"][0]["penalty"] == {"GroupLInf": {"strength": 0.3, "dim": 0}}
     resumed.load_state_dict(saved["net"])
     fresh.load_state_dict(saved["optimizer"])
     train(resumed, fresh, range(3, 6))
@@ -71,8 +71,8 @@ def saved_with(penalty: proxmo.Penalty | None, fields: dict[str, Any] | None = N
         (proxmo.L1(0.1), saved_with(proxmo.L0(0.5)), "made with penalty L0 into one with penalty L1"),
         (proxmo.L1(0.1), saved_with(None), "made with penalty None into one with penalty L1"),
         (None, saved_with(proxmo.L1(0.5)), "made with penalty L1 into one with penalty None"),
-        (proxmo.L1(0.1), saved_with(None, {"class": "L1", "weight": 1.0}), "cannot load penalty L1 from the fields"),
-        (proxmo.L1(0.1), saved_with(None, {"class": "L1", "strength": -1.0}), "L1: strength must be a finite number"),
+        (proxmo.L1(0.1), saved_with(None, {"L1": {"weight": 1.0}}), "cannot load penalty L1 from the fields"),
+        (proxmo.L1(0.1), saved_with(None, {"L1": {"strength": -1.0}}), "L1: strength must be a finite number"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_raises_and_changes_nothing(

@@ -189,7 +189,7 @@ def test_distributed_checkpoint_of_a_fresh_one() -> None:
     optimizer = InexactProxSGD(net.parameters(), lr=0.1, inner=InnerSGD(5, lr=0.05))
     before = copy.deepcopy(net.state_dict())
     state = get_optimizer_state_dict(net, optimizer)
-    assert set(state["state"]["weight"]) == {"momentum_buffer"}
+    assert set(state["state"]["weight"]) == {"momentum_buffer", "started"}
     for key, value in net.state_dict().items():
         assert torch.equal(value, before[key])
     set_optimizer_state_dict(net, optimizer, state)

@@ -40,10 +40,13 @@ class Task:
     """A small network with batches that every rank knows, of which it takes its part."""
 
     def __init__(
-        self, place: Place = Placed, make_groups: Callable[[nn.Sequential], proxmo.ParamGroups] = separate
+        self,
+        place: Place = Placed,
+        make_groups: Callable[[nn.Sequential], proxmo.ParamGroups] = separate,
+        hidden: int = 8,
     ) -> None:
         torch.manual_seed(0)
-        self.network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        self.network = nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 3)).double()
         self._groups = make_groups(self.network)  # made before the network is divided
         generator = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(4 * STEPS, BATCH, 6, generator=generator, dtype=torch.float64)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from benchmarks.communication import Messages
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -13,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import proxmo
 from scale import processes
-from scale.task import METHODS, Placed, Task, assert_as_alone, rank_and_size, train_all
+from scale.task import METHODS, Placed, Task, advance, assert_as_alone, joint, rank_and_size, train_all
 
 pytestmark = pytest.mark.xdist_group("fsdp")
 
@@ -44,6 +46,60 @@ def train_and_look(place: Any) -> dict[str, list[Tensor]]:
     results = train_all(place)
     assert_state_is_sharded(Task(place))
     return results
+
+
+def odd_cases() -> dict[str, Any]:
+    """What needs no other place: groups of which a process has none, what they send, and swapped iterates."""
+    found: dict[str, Any] = {}
+    for hidden in (9, 3):
+        task = Task(sharded, joint, hidden)
+        optimizer = proxmo.ProxSGD(task.groups(), lr=0.2)
+        advance(task, optimizer, range(3))
+        with Messages() as messages:
+            optimizer.step()
+        found[f"sent {hidden}"] = len(messages.sent)
+        found[f"units {hidden}"] = [*task.weights(), optimizer.penalty_value()]
+    task = Task(sharded)
+    optimizer = proxmo.ProxSGD(task.groups(), lr=0.2)
+    iterate = proxmo.RandomIterate(task.params(), torch.Generator().manual_seed(3))
+    advance(task, optimizer, range(3))
+    iterate.update()
+    advance(task, optimizer, range(3, 6))
+
+    def outputs() -> Tensor:
+        with torch.no_grad():
+            return task.network(task.inputs[0])
+
+    found["last"] = outputs()
+    with iterate.swapped_in(task.network):
+        found["kept"] = outputs()
+    found["last again"] = outputs()
+    version = task.params()[0]._version
+    advance(task, optimizer, [6])
+    found["written"] = task.params()[0]._version > version
+    try:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: {"momentum_buffer": torch.zeros(9, 6)}}})
+    except ValueError as error:
+        found["error"] = str(error)
+    return found
+
+
+def test_odd_cases(tmp_path_factory: pytest.TempPathFactory) -> None:
+    expected = {}
+    for hidden in (9, 3):
+        task = Task(make_groups=joint, hidden=hidden)
+        optimizer = proxmo.ProxSGD(task.groups(), lr=0.2)
+        advance(task, optimizer, range(3))
+        optimizer.step()
+        expected[hidden] = [*task.weights(), optimizer.penalty_value()]
+    for found in processes.run(odd_cases, 4, tmp_path_factory.mktemp("odd")):
+        for hidden in (9, 3):
+            torch.testing.assert_close(found[f"units {hidden}"], expected[hidden], rtol=1e-9, atol=1e-11)
+            assert found[f"sent {hidden}"] == 0
+        assert torch.equal(found["last"], found["last again"])
+        assert not torch.equal(found["last"], found["kept"])
+        assert found["written"]
+        assert "cannot load the state of undivided parameters into divided ones" in found["error"]
 
 
 def assert_state_is_sharded(task: Task) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from proxmo import shards
 from proxmo.compaction.calling import CompactionError, ExampleInputs, Inputs, need, undisturbed
 from proxmo.compaction.cutting import Cutter, are_close
 from proxmo.compaction.report import CompactionReport, multiply_adds, widths
@@ -73,7 +74,8 @@ def working_copy(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model).eval().requires_grad_(True)
     except Exception as error:
-        raise CompactionError(f"the model cannot be copied: {error}") from error
+        hint = "; take the undivided model" if shards.any_divided(model.parameters()) else ""
+        raise CompactionError(f"the model cannot be copied: {error}{hint}") from error
 
 
 def _as_before(small: nn.Module, model: nn.Module) -> None:

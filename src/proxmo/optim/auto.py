@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo.optim.base import Group
-from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of
+from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of, refuse_nonfinite
 from proxmo.optim.evaluation import Closure, Sample
 from proxmo.penalties.base import Penalty
 from proxmo.secants import distance, mean_product, probe_length, square
@@ -120,6 +120,10 @@ class AutoProxSGD(ClosureOptimizer):
             raise
         loss: float = sample.loss
         return loss
+
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        refuse_nonfinite("AutoProxSGD", group)
 
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
         return [self.state[p]["momentum_buffer"] for p in params]

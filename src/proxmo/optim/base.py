@@ -130,23 +130,28 @@ class ProxOptimizer(Optimizer):
 
     def _admits_gradients(self, *others: Mapping[Tensor, Tensor | None]) -> bool:
         """Whether to take a step with these gradients, those of the parameters and others; may raise instead."""
+        verdict, seen = 0, []
         for group in self.param_groups:
-            if group["nonfinite"] == "propagate":
-                continue
-            of_params = [(p, g) for p in group["params"] for g in (p.grad, *(other.get(p) for other in others))]
-            if not _all_finite([g for _, g in of_params if g is not None]):
-                if group["nonfinite"] == "skip":
-                    return False
-                raise FloatingPointError("a gradient is not finite; parameters and state are as they were")
-        return True
+            if group["nonfinite"] != "propagate":
+                of_params = [(p, g) for p in group["params"] for g in (p.grad, *(other.get(p) for other in others))]
+                gradients = [shards.laid_out_like(g, p) for p, g in of_params if g is not None]
+                seen += gradients
+                if not _all_finite(gradients):
+                    verdict = max(verdict, 1 if group["nonfinite"] == "skip" else 2)
+        verdict = shards.highest(verdict, seen)  # one for all processes, some of which may have seen nothing bad
+        if verdict == 2:
+            raise FloatingPointError("a gradient is not finite; parameters and state are as they were")
+        return verdict == 0
 
     def _take_step(self) -> None:
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
-                idle = not isinstance(group["lr"], Tensor) and group["lr"] == 0  # such a step proves nothing
-                certificates = self._certificates if self.certify and not idle else None
-                _proximal_step(params, self._directions(group, params), group, certificates)
+                proves = self.certify and not is_zero(group["lr"])
+                self._step_group(group, params, self._certificates if proves else None)
+
+    def _step_group(self, group: Group, params: list[Tensor], certificates: dict[Tensor, Certificate] | None) -> None:
+        proximal_step(params, self._directions(group, params), group, certificates)
 
     @torch.no_grad()
     def penalty_value(self) -> Tensor:
@@ -198,7 +203,8 @@ class ProxOptimizer(Optimizer):
         state = super().state_dict()
         for group in state["param_groups"]:
             if isinstance(group["penalty"], Penalty):
-                group["penalty"] = {"class": type(group["penalty"]).__name__, **_plain(group["penalty"])}
+                # the class is a key, so that distributed checkpoints of another one are refused before they are read
+                group["penalty"] = {type(group["penalty"]).__name__: _plain(group["penalty"])}
             if group["units"] is not None:
                 group["units"] = [[list(part) for part in family] for family in group["units"]]
         return state
@@ -207,11 +213,16 @@ class ProxOptimizer(Optimizer):
         self._certificates = {}
         # Called by unpickling, with live penalties, and at the end of `load_state_dict`, with plain ones that update
         # those of the present groups. The plain ones are all checked before anything is changed.
-        for kept in state["state"].values():
+        for p, kept in state["state"].items():
             if kept and set(kept) != self.state_keys:
                 raise ValueError(
                     f"cannot load the checkpoint of another optimizer into {type(self).__name__}: its state has "
                     f"{', '.join(sorted(kept))} in place of {', '.join(sorted(self.state_keys))}"
+                )
+            if any(t.dim() and shards.is_divided(t) != shards.is_divided(p) for t in kept.values() if p.dim()):
+                raise ValueError(
+                    "cannot load the state of undivided parameters into divided ones, or the other way round; "
+                    "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict can"
                 )
         updates: dict[int, tuple[Penalty, Penalty]] = {}
         for live, loaded in zip(self.__dict__.get("param_groups", []), state["param_groups"], strict=False):
@@ -274,10 +285,16 @@ class ProxOptimizer(Optimizer):
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:
-    """By the largest magnitude of each, which NaN and inf decide; the same on all processes that share one of them."""
+    """Of what this process holds: by the largest magnitude of each, which NaN and inf decide."""
     filled = [part for t in tensors if (part := shards.local(t)).numel()]
-    here = not filled or all(bool(n.isfinite()) for n in torch._foreach_norm(filled, math.inf))
-    return shards.all_agree(here, tensors)
+    return not filled or all(bool(n.isfinite()) for n in torch._foreach_norm(filled, math.inf))
+
+
+def is_zero(lr: float | Tensor) -> bool:
+    """Whether lr is known to be zero; one on a device is not read, since that would wait for the device."""
+    if isinstance(lr, Tensor):
+        return lr.device.type == "cpu" and not torch.compiler.is_compiling() and bool(lr == 0)
+    return lr == 0
 
 
 def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
@@ -285,9 +302,10 @@ def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
     return all(type(t) in (Tensor, Parameter) for t in tensors) if choice is None else choice
 
 
-def _proximal_step(
+def proximal_step(
     params: list[Tensor], directions: list[Tensor], group: Group, certificates: dict[Tensor, Certificate] | None = None
 ) -> None:
+    """params ← prox_{lr·ψ}(params − lr·directions)."""
     lr, penalty = group["lr"], group["penalty"]
     lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
     sign = 1 if group["maximize"] else -1
@@ -301,7 +319,7 @@ def _proximal_step(
     points = [widen(p) for p in params]
     _add_scaled(points, [widen(d) for d in directions], lr, sign, group["foreach"])
     subgradients = None if certificates is None else _subgradients(group, points, lr)
-    _apply_prox(group, points, lr)
+    apply_prox(group, points, lr)
     for param, point in zip(params, points, strict=True):
         if point is not param:
             param.copy_(point)
@@ -310,7 +328,7 @@ def _proximal_step(
             certificates[param] = Certificate(subgradient, direction.clone(), param._version)
 
 
-def _apply_prox(group: Group, points: list[Tensor], lr: float | Tensor) -> None:
+def apply_prox(group: Group, points: list[Tensor], lr: float | Tensor) -> None:
     """points ← prox(points)."""
     penalty: Penalty = group["penalty"]
     if group["units"] is None:
@@ -325,7 +343,7 @@ def _apply_prox(group: Group, points: list[Tensor], lr: float | Tensor) -> None:
 def _subgradients(group: Group, points: list[Tensor], lr: float | Tensor) -> list[Tensor]:
     """(point − prox(point))/lr: in float64, since small steps leave few digits in the difference."""
     moved = [point.to(torch.float64, copy=True) for point in points]
-    _apply_prox(group, moved, lr)
+    apply_prox(group, moved, lr)
     return [((point.double() - near) / lr).to(point.dtype) for point, near in zip(points, moved, strict=True)]
 
 
@@ -333,8 +351,10 @@ def _add_scaled(
     params: list[Tensor], directions: list[Tensor], lr: float | Tensor, sign: int, foreach: bool | None
 ) -> None:
     """params += sign·lr·directions, each process on its parts."""
-    directions = [shards.local(shards.laid_out_like(d, p)) for d, p in zip(directions, params, strict=True)]
-    params = list(map(shards.local, params))
+    if shards.any_divided(params):
+        shards.note_written(params)
+        directions = [shards.local(shards.laid_out_like(d, p)) for d, p in zip(directions, params, strict=True)]
+        params = list(map(shards.local, params))
     if isinstance(lr, Tensor):
         for param, direction in zip(params, directions, strict=True):
             param.addcmul_(direction, lr.to(param.device), value=sign)
@@ -367,12 +387,12 @@ def _plain(penalty: Penalty) -> dict[str, Any]:
 def _restore(penalty: Penalty | None, saved: Any) -> Penalty | None:
     """A penalty of the class of ``penalty`` with the saved fields, or an error that says why there is none."""
     name = None if penalty is None else type(penalty).__name__
-    got = saved.get("class") if isinstance(saved, dict) else saved
+    got = next(iter(saved), None) if isinstance(saved, dict) else saved
     if got != name:
         raise ValueError(f"cannot load a parameter group made with penalty {got} into one with penalty {name}")
     if penalty is None:
         return None
-    fields = {key: value for key, value in saved.items() if key != "class"}
+    fields = saved[name]
     try:
         return type(penalty)(**fields)
     except TypeError as error:

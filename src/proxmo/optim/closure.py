@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from proxmo.optim.base import ProxOptimizer
+from proxmo import shards
+from proxmo.optim.base import Group, ProxOptimizer
 from proxmo.secants import square
 
 
@@ -38,11 +39,17 @@ def all_params(optimizer: ProxOptimizer) -> list[Tensor]:
 
 def asks_for_state(optimizer: ProxOptimizer) -> bool:
     """Whether a step without a closure is that of distributed checkpoints: lr = 0, zero gradients."""
-    gradients = [p.grad for p in all_params(optimizer) if p.grad is not None]
+    gradients = [gradient_of(p) for p in all_params(optimizer) if p.grad is not None]
     return bool(gradients) and square(gradients) == 0 and all(float(g["lr"]) == 0 for g in optimizer.param_groups)
 
 
 def gradient_of(p: Tensor) -> Tensor:
-    """``p.grad``, which is known to be there."""
+    """``p.grad``, which is known to be there, with its elements where those of the parameter are."""
     assert p.grad is not None
-    return p.grad
+    return shards.laid_out_like(p.grad, p)
+
+
+def refuse_nonfinite(name: str, group: Group) -> None:
+    """An error if the option ``nonfinite`` is set for a method that always raises."""
+    if group["nonfinite"] != "propagate":
+        raise ValueError(f"nonfinite is not an option of {name}, which always raises, got {group['nonfinite']!r}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo.optim.base import Group
-from proxmo.optim.closure import all_params, asks_for_state
+from proxmo.optim.closure import all_params, asks_for_state, refuse_nonfinite
 from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate, traces_of_modules
 from proxmo.optim.inner import Block, InnerReport, InnerSGD, Subproblem
 from proxmo.optim.momentum import Initial, PolyakMomentum
@@ -90,7 +90,8 @@ class InexactProxSGD(PolyakMomentum):
             closure: evaluates f on a sample at the parameters as they are, calls ``backward`` and returns the loss.
             psi_closure: the same for ψ; called once for each inner step and once at the end. If it returns ψ(x), then
                 the step never ends at a point where Ω_k is larger than at x_k, up to rounding of ψ. It must return
-                ``None`` if it evaluates ψ on a sample, since values of different samples do not compare.
+                ``None`` if it evaluates ψ on a sample, since values of different samples do not compare. On many
+                processes they must all return the same value, or ``None``.
         """
         if closure is None and psi_closure is None:
             self._step_without_closures()
@@ -175,5 +176,6 @@ class InexactProxSGD(PolyakMomentum):
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
+        refuse_nonfinite("InexactProxSGD", group)
         if group["penalty"] is not None:
             raise ValueError(f"penalty must be None: ψ comes from psi_closure; got {group['penalty']!r}")

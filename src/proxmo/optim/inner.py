@@ -103,12 +103,17 @@ class Subproblem:
             moved += block.M**2 / 16 * length
             rest += shards.inner_product([way], [block.direction]) + block.M / 2 * length
         norm = square(gradients)
-        if not (math.isfinite(norm) and math.isfinite(psi or 0.0)):
+        bad = not (math.isfinite(norm) and math.isfinite(psi or 0.0))
+        if shards.highest(bad, self._params):
             raise FloatingPointError(
                 f"psi_closure gave a value or gradient that is not finite in its call {self.evaluations} of this step; "
                 "parameters and state are as they were"
             )
         return Look(gradients, norm, moved, psi, rest)
+
+    def agrees(self, flag: bool) -> bool:
+        """Whether one of the processes that share the parameters says so, the same answer on all of them."""
+        return bool(shards.highest(flag, self._params))
 
     def descend(self, gradients: list[Tensor], lr: float) -> None:
         """A step of gradient descent."""
@@ -158,7 +163,7 @@ class InnerSGD:
             subproblem.descend(now.gradients, self.lr)
             taken += 1
             now = subproblem.look()
-        fell_back = now.is_worse_than(first, subproblem.rounding)
+        fell_back = subproblem.agrees(now.is_worse_than(first, subproblem.rounding))
         if fell_back:
             subproblem.return_to_start()
             now = first

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo import checks, shards
-from proxmo.optim.base import Group, ProxOptimizer, use_foreach
+from proxmo.kernels.moves import Move
+from proxmo.optim.base import Group, ProxOptimizer, is_zero, use_foreach
 from proxmo.secants import square
 
 Initial = Literal["gradient", "zero"]
@@ -55,22 +56,25 @@ class PolyakMomentum(ProxOptimizer):
             raise ValueError(f"initial must be one of {get_args(Initial)}, got {group['initial']!r}")
 
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
+        return self._averaged(group, self._moves(group, params))
+
+    def _moves(self, group: Group, params: list[Tensor]) -> list[Move]:
+        """For each parameter its direction, with the gradient that is still to be averaged into it."""
         momentum, initial = group["momentum"], group["initial"]
-        idle = not isinstance(group["lr"], Tensor) and group["lr"] == 0
-        directions: list[Tensor] = []
-        averages: list[Tensor] = []
-        gradients: list[Tensor] = []
+        idle = is_zero(group["lr"])
+        divided = shards.any_divided(params)
+        moves: list[Move] = []
         for p in params:
             assert p.grad is not None
-            state = self.state[p] if momentum != 0 or p in self.state else {}
-            gradient = shards.laid_out_like(p.grad, p)
             if not idle and self._unstarted and p in self._unstarted:
                 self._unstarted.remove(p)
-                del state["momentum_buffer"]
+                del self.state[p]  # all of it: with momentum = 0 nothing comes in its place
+            state = self.state[p] if momentum != 0 or p in self.state else {}
+            gradient = shards.laid_out_like(p.grad, p) if divided else p.grad
             if "momentum_buffer" in state:
-                averages.append(shards.local(state["momentum_buffer"]))
-                gradients.append(shards.local(gradient).to(averages[-1].dtype))
-            elif momentum != 0:
+                moves.append(Move(p, state["momentum_buffer"], gradient))
+                continue
+            if momentum != 0:
                 start = gradient if initial == "gradient" else torch.zeros_like(gradient)
                 state["momentum_buffer"] = start.to(group["momentum_dtype"] or gradient.dtype, copy=True)
                 state["started"] = torch.ones(())
@@ -79,11 +83,20 @@ class PolyakMomentum(ProxOptimizer):
                 if idle and not torch.compiler.is_compiling() and square([gradient]) == 0:
                     state["started"].zero_()
                     self._unstarted.add(p)
-            directions.append(state.get("momentum_buffer", gradient))
+            moves.append(Move(p, state.get("momentum_buffer", gradient), None))
+        return moves
+
+    def _averaged(self, group: Group, moves: list[Move]) -> list[Tensor]:
+        """The directions, with the gradients averaged into them."""
+        pairs = [(move.direction, move.gradient) for move in moves if move.gradient is not None]
+        averages = [average for average, _ in pairs]
+        gradients = [gradient.to(average.dtype) for average, gradient in pairs]
+        if shards.any_divided(averages):
+            averages, gradients = list(map(shards.local, averages)), list(map(shards.local, gradients))
         if use_foreach(group["foreach"], averages):
             if averages:
-                torch._foreach_lerp_(averages, gradients, 1 - momentum)
+                torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
         else:
             for average, gradient in zip(averages, gradients, strict=True):
-                average.lerp_(gradient, 1 - momentum)
-        return directions
+                average.lerp_(gradient, 1 - group["momentum"])
+        return [move.direction for move in moves]

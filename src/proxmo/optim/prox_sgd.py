@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo.optim.base import Nonfinite
+from proxmo.optim.base import Certificate, Group, Nonfinite, proximal_step
+from proxmo.optim.fused import check_fused, take_fused_steps
 from proxmo.optim.momentum import Initial, PolyakMomentum
 from proxmo.penalties.base import Penalty
 
@@ -35,6 +36,9 @@ class ProxSGD(PolyakMomentum):
             that the first gradient is not used. Zero suits gradients much noisier than long, without a penalty.
         maximize: maximise f(x) − ψ(x) instead.
         foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
+        fused: average, gradient step and prox in one pass over memory, in compiled loops (``pip install
+            'proxmo[fast]'``); for float32 and float64 on a CPU, and penalties that are elementwise or by groups along
+            the first axis. What cannot be taken so is done the plain way.
         momentum_dtype: of the average; ``None`` takes that of the gradients. An average in bfloat16 does not follow
             its gradients any more where 1 − momentum is below 2⁻¹², so take ``torch.float32`` from 0.9995 on.
         nonfinite: what to do if a gradient has NaN or inf. ``"propagate"`` takes the step, as torch does; ``"raise"``
@@ -61,6 +65,7 @@ class ProxSGD(PolyakMomentum):
         initial: Initial = "gradient",
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool | None = None,
         momentum_dtype: torch.dtype | None = None,
         nonfinite: Nonfinite = "propagate",
     ) -> None:
@@ -73,7 +78,20 @@ class ProxSGD(PolyakMomentum):
                 "initial": initial,
                 "maximize": maximize,
                 "foreach": foreach,
+                "fused": fused,
                 "momentum_dtype": momentum_dtype,
                 "nonfinite": nonfinite,
             },
         )
+
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        check_fused(group)
+
+    def _step_group(self, group: Group, params: list[Tensor], certificates: dict[Tensor, Certificate] | None) -> None:
+        if not group["fused"] or certificates is not None or torch.compiler.is_compiling():
+            super()._step_group(group, params, certificates)
+            return
+        rest = take_fused_steps(group, self._moves(group, params))
+        if rest:
+            proximal_step([move.param for move in rest], self._averaged(group, rest), group)

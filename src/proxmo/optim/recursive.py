@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from proxmo import checks
+from proxmo import checks, shards
 from proxmo.optim.base import Group, use_foreach
 from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of
 from proxmo.optim.evaluation import Closure, Sample
@@ -87,14 +87,16 @@ class RecursiveOptimizer(ClosureOptimizer):
     def _carry(self, group: Group, params: list[Tensor], old: list[Tensor], weight: float = 1.0) -> list[Tensor]:
         """v ← weight·(v − ∇f(x_{k−1}; ξ)) + ∇f(x_k; ξ), the recursion that all share; returns the estimates."""
         estimates = [self.state[p]["estimate"] for p in params]
-        new = [gradient_of(p) for p in params]
-        if use_foreach(group["foreach"], estimates):
-            torch._foreach_sub_(estimates, old)
+        parts = list(map(shards.local, estimates))
+        old = [shards.local(shards.laid_out_like(before, p)) for before, p in zip(old, params, strict=True)]
+        new = [shards.local(gradient_of(p)) for p in params]
+        if use_foreach(group["foreach"], parts):
+            torch._foreach_sub_(parts, old)
             if weight != 1:
-                torch._foreach_mul_(estimates, weight)
-            torch._foreach_add_(estimates, new)
+                torch._foreach_mul_(parts, weight)
+            torch._foreach_add_(parts, new)
         else:
-            for estimate, before, now in zip(estimates, old, new, strict=True):
+            for estimate, before, now in zip(parts, old, new, strict=True):
                 estimate.sub_(before).mul_(weight).add_(now)
         return estimates
 

@@ -9,6 +9,7 @@ whole; otherwise they are gathered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -42,7 +43,7 @@ def as_units(data: Any, params: Sequence[Tensor]) -> Units | None:
         raise TypeError(
             f"units must be families of (position, axis, indices), as of unit_groups, got {data!r}"
         ) from error
-    taken: dict[int, Tensor] = {}
+    taken: dict[int, list[tuple[int, set[int]]]] = {}
     for family in units:
         heights = {_check_slice(part, params, taken) for part in family}
         if len(heights) != 1:
@@ -54,7 +55,7 @@ def _as_rows(rows: Any) -> tuple[tuple[int, ...], ...] | None:
     return None if rows is None else tuple(tuple(map(int, row)) for row in rows)
 
 
-def _check_slice(part: Slice, params: Sequence[Tensor], taken: dict[int, Tensor]) -> int:
+def _check_slice(part: Slice, params: Sequence[Tensor], taken: dict[int, list[tuple[int, set[int]]]]) -> int:
     """How many units a part has; an error if it does not fit its parameter or what others have taken of it."""
     position, axis, indices = part
     if not (0 <= position < len(params) and 0 <= axis < params[position].dim()):
@@ -66,11 +67,13 @@ def _check_slice(part: Slice, params: Sequence[Tensor], taken: dict[int, Tensor]
         raise ValueError(f"units name indices beyond the size {size} of axis {axis} of parameter {position}")
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"units must have as many indices each in parameter {position}, got {indices}")
-    mask = taken.setdefault(position, torch.zeros(params[position].shape, dtype=torch.bool))
-    mine = mask.movedim(axis, 0)
-    if len(set(every)) < len(every) or bool(mine[every].any()):
+    mine = set(every)
+    others = taken.setdefault(position, [])
+    # slices along different axes always cross
+    crosses = any(indices & mine if other == axis else indices and mine for other, indices in others)
+    if len(mine) < len(every) or crosses:
         raise ValueError(f"units must not have weights in common, got some of parameter {position} twice")
-    mine[every] = True
+    others.append((axis, mine))
     return len(rows)
 
 
@@ -100,27 +103,35 @@ def write_back(family: Family, matrix: Tensor, tensors: Sequence[Tensor]) -> Non
     for part, rows in zip(family, torch.split(shards.local(matrix), widths, 1), strict=True):
         tensor = tensors[part.position]
         gathered = shards.is_divided(tensor) and not shards.is_divided(matrix)
-        target = shards.full(tensor) if gathered else shards.local(tensor)
+        if not gathered:
+            target = shards.local(tensor)
+        elif part.indices is None:  # nothing of it stays
+            target = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        else:
+            target = shards.full(tensor)
         along_units = target.movedim(part.axis, 0)
-        values = rows.reshape(-1, *along_units.shape[1:])
+        count = along_units.shape[0] if part.indices is None else len(_index(part, rows))
+        values = rows.reshape(count, *along_units.shape[1:])
         if part.indices is None:
             along_units.copy_(values)
         else:
             along_units.index_copy_(0, _index(part, values), values.to(along_units.dtype))
         if gathered:
             shards.local(tensor).copy_(shards.part_of(target, tensor))
+    shards.note_written(tensors[part.position] for part in family)
 
 
 def _rows(tensor: Tensor, part: Slice) -> Tensor:
     along_units = tensor.movedim(part.axis, 0)
     if part.indices is None:
-        return along_units.reshape(len(along_units), -1)
-    return along_units.index_select(0, _index(part, tensor)).reshape(len(part.indices), -1)
+        return along_units.reshape(len(along_units), _width(tensor, part))
+    return along_units.index_select(0, _index(part, tensor)).reshape(len(part.indices), _width(tensor, part))
 
 
 def _width(tensor: Tensor, part: Slice) -> int:
     """How many elements of the tensor each unit has."""
-    return tensor.numel() // tensor.shape[part.axis] * (1 if part.indices is None else len(part.indices[0]))
+    across = prod(size for axis, size in enumerate(tensor.shape) if axis != part.axis)
+    return across * (1 if part.indices is None else len(part.indices[0]))
 
 
 def _index(part: Slice, like: Tensor) -> Tensor:

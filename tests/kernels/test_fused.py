@@ -1,0 +1,206 @@
+"""Fused steps are the plain ones, up to rounding, whatever is asked of them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+import proxmo
+from penalties.cases import CASES, noise, tolerance
+from proxmo import ProxSGD
+from proxmo.optim import fused
+
+STEPS = 4
+# groups of one, few and many elements; more than a task has; more than a block of a row has
+SHAPES = [(7,), (1, 1), (30, 40), (5, 3, 3, 2), (3, 70_000), (120, 600)]
+
+
+def run(
+    shapes: list[tuple[int, ...]], dtype: torch.dtype, is_fused: bool, **options: Any
+) -> tuple[list[Tensor], ProxSGD]:
+    params = [Parameter(noise(shape, dtype, seed=k)) for k, shape in enumerate(shapes)]
+    optimizer = ProxSGD(params, **{"lr": 0.3, "momentum": 0.8, **options}, fused=is_fused)
+    for step in range(STEPS):
+        for k, p in enumerate(params):
+            p.grad = noise(tuple(p.shape), dtype, seed=100 * step + k)
+        optimizer.step()
+    return [p.detach() for p in params], optimizer
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> None:
+    for a, b in zip(found, expected, strict=True):
+        bound = STEPS * tolerance(dtype) * float(b.abs().max().clamp(min=1))
+        torch.testing.assert_close(a, b, rtol=0, atol=bound)
+        assert ((a == 0) != (b == 0)).sum() <= 1e-3 * a.numel()  # rounding may decide at a threshold
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", [None, *CASES], ids=str)
+def test_every_penalty(case: Any, dtype: torch.dtype) -> None:
+    penalty = None if case is None else case.make(0.3)
+    shapes = [shape for shape in SHAPES if case is None or len(shape) >= case.axes]
+    if isinstance(penalty, (proxmo.Nuclear, proxmo.Rank, proxmo.NuclearBall)):
+        shapes = [shape for shape in shapes if math.prod(shape) < 2000]  # these have no loop, and are slow
+    found, optimizer = run(shapes, dtype, True, penalty=penalty)
+    expected, plain = run(shapes, dtype, False, penalty=penalty)
+    averages = [[state["momentum_buffer"] for state in o.state.values()] for o in (optimizer, plain)]
+    assert_same(*averages, dtype)
+    if penalty is None or penalty.convex:
+        assert_same(found, expected, dtype)
+        return
+    for a, b in zip(found, expected, strict=True):
+        far = (a - b).abs() > STEPS * tolerance(dtype) * float(b.abs().max().clamp(min=1))
+        assert far.sum() <= 1e-3 * a.numel()  # rounding may decide at a jump
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": 0.0},
+        {"initial": "zero"},
+        {"maximize": True},
+        {"lr": torch.tensor(0.3)},
+        {"lr": 0.0},
+        {"lr": 1e30},
+        {"momentum_dtype": torch.float64},
+        {"nonfinite": "skip"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("penalty", [None, proxmo.L1(0.1), proxmo.GroupL2(0.3), proxmo.Simplex(2.0)], ids=str)
+def test_every_option(penalty: proxmo.Penalty | None, options: dict[str, Any]) -> None:
+    found, _ = run(SHAPES[:4], torch.float32, True, penalty=penalty, **options)
+    expected, _ = run(SHAPES[:4], torch.float32, False, penalty=penalty, **options)
+    assert_same(found, expected, torch.float32)
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.t().contiguous().t(),
+    "with gaps": lambda x: torch.stack([x, x], -1)[..., 0],
+    "expanded gradient": lambda x: x,
+    "channels last": lambda x: (
+        x.reshape(*x.shape, 1, 1).expand(*x.shape, 2, 2).contiguous(memory_format=torch.channels_last)
+    ),
+    "bfloat16": lambda x: x.bfloat16(),
+    "empty": lambda x: x[:0],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("penalty", [None, proxmo.L1(0.1), proxmo.GroupLInf(0.5), proxmo.GroupL2(0.5, dim=1)], ids=str)
+def test_every_layout(layout: str, penalty: proxmo.Penalty | None) -> None:
+    """Also where parameter, average and gradient differ in theirs."""
+    results = []
+    for is_fused in (True, False):
+        torch.manual_seed(0)
+        x = Parameter(LAYOUTS[layout](torch.randn(6, 5)))
+        optimizer = ProxSGD([x], lr=0.3, penalty=penalty, fused=is_fused)
+        for step in range(STEPS):
+            gradient = torch.randn(x.shape, dtype=x.dtype)
+            if layout == "expanded gradient":
+                gradient = gradient[:1].expand_as(x)
+            x.grad = gradient if step % 2 else torch.empty_like(x).copy_(gradient)
+            optimizer.step()
+        results.append(x.detach())
+    bound = {torch.bfloat16: 0.0}.get(results[0].dtype, 1e-6)
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "penalty",
+    [None, proxmo.L1(0.1), proxmo.MCP(0.1, 2.0), proxmo.LHalf(0.1), proxmo.Box(-1.0, 1.0), proxmo.GroupL2(0.3),
+     proxmo.GroupLInf(0.3), proxmo.SparseGroup(0.1, 0.1), proxmo.L1Ball(1.0, dim=0), proxmo.L2Ball(1.0, dim=0),
+     proxmo.Simplex(dim=0)],
+    ids=str,
+)  # fmt: skip
+def test_what_is_not_finite_stays_where_it_came_from(penalty: proxmo.Penalty | None, bad: float) -> None:
+    results = []
+    for is_fused in (True, False):
+        x = Parameter(noise((4, 30), torch.float32))
+        x.grad = noise((4, 30), torch.float32, seed=1)
+        x.grad[2, 7] = bad
+        ProxSGD([x], lr=0.1, penalty=penalty, fused=is_fused).step()
+        results.append(x.detach())
+    torch.testing.assert_close(*results, rtol=0, atol=1e-6, equal_nan=True)
+
+
+def test_joint_units_and_mixed_lists() -> None:
+    results = []
+    for is_fused in (True, False):
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        network[2].bfloat16()
+        neurons = {"params": list(network[0].parameters()), "units": (((0, 0, None), (1, 0, None)),)}
+        others = {"params": list(network[2].parameters())}
+        optimizer = ProxSGD([{**neurons, "penalty": proxmo.GroupL2(0.3)}, others], lr=0.2, fused=is_fused)
+        for _ in range(STEPS):
+            for p in network.parameters():
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+        results.append([p.detach().float() for p in network.parameters()])
+    assert_same(*results, torch.float32)
+
+
+def test_autograd_knows_that_a_parameter_was_changed() -> None:
+    x = Parameter(torch.ones(3))
+    loss = x.square().sum()
+    x.grad = torch.ones(3)
+    ProxSGD([x], fused=True).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_checkpoints_go_between_both_ways() -> None:
+    found, optimizer = run(SHAPES[:3], torch.float64, True, penalty=proxmo.L1(0.1))
+    expected, plain = run(SHAPES[:3], torch.float64, False, penalty=proxmo.L1(0.1))
+    plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert plain.param_groups[0]["fused"] is True
+    for o in (optimizer, plain):
+        for p in o.param_groups[0]["params"]:
+            p.grad = torch.ones_like(p)
+        o.step()
+    assert_same(found, expected, torch.float64)
+
+
+def test_one_thread_and_many_give_the_same_bits() -> None:
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(run(SHAPES, torch.float32, True, penalty=proxmo.GroupLInf(0.1))[0])
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+def test_without_numba_there_is_one_warning_and_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("proxmo.kernels.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(proxmo.kernels, "step", raising=False)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    fused._kernels.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=r"fused=True needs numba \(pip install 'proxmo\[fast\]'\)") as warned:
+            found, _ = run(SHAPES[:3], torch.float32, True, penalty=proxmo.L1(0.1))
+        assert len(warned) == 1
+    finally:
+        fused._kernels.cache_clear()
+    expected, _ = run(SHAPES[:3], torch.float32, False, penalty=proxmo.L1(0.1))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(TypeError, match="fused must be True, False or None, got 'yes'"):
+        ProxSGD([torch.zeros(2)], fused="yes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="fused and foreach cannot both be True"):
+        ProxSGD([torch.zeros(2)], fused=True, foreach=True)
