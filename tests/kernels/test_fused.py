@@ -14,8 +14,7 @@ from torch.nn import Parameter
 
 import proxmo
 from penalties.cases import CASES, noise, tolerance
-from proxmo import ProxSGD
-from proxmo.optim import fused
+from proxmo import ProxSGD, kernels
 
 STEPS = 4
 # groups of one, few and many elements; more than a task has; more than a block of a row has
@@ -132,6 +131,26 @@ def test_what_is_not_finite_stays_where_it_came_from(penalty: proxmo.Penalty | N
     torch.testing.assert_close(*results, rtol=0, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_prox_alone(case: Any, dtype: torch.dtype) -> None:
+    penalty = case.make(1.0)
+    for shape in ((3, 5, 2), (4, 900, 1)):
+        x = noise(shape, dtype)
+        untouched, expected = x.clone(), penalty.prox(x, 0.7)
+        found = penalty.prox(x, 0.7, fused=True)
+        assert torch.equal(x, untouched)
+        bound = tolerance(dtype) * float(x.abs().max()) if dtype != torch.bfloat16 else 0.0
+        torch.testing.assert_close(found, expected, rtol=0, atol=bound)
+        assert torch.equal(found == 0, expected == 0)
+        out = torch.empty_like(x)
+        assert penalty.prox(x, torch.tensor(0.7, dtype=torch.float64), out=out, fused=True) is out
+        torch.testing.assert_close(out, expected, rtol=0, atol=2 * bound)
+        assert penalty.prox(x, 0.7, out=x, fused=True) is x
+        assert torch.equal(x, found)
+        assert torch.equal(penalty.prox(untouched, 0.0, fused=True), untouched)
+
+
 def test_joint_units_and_mixed_lists() -> None:
     results = []
     for is_fused in (True, False):
@@ -186,15 +205,15 @@ def test_one_thread_and_many_give_the_same_bits() -> None:
 def test_without_numba_there_is_one_warning_and_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("proxmo.kernels.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(proxmo.kernels, "step", raising=False)
+    monkeypatch.delattr(kernels, "step", raising=False)
     monkeypatch.setitem(sys.modules, "numba", None)
-    fused._kernels.cache_clear()
+    kernels.loops.cache_clear()
     try:
         with pytest.warns(UserWarning, match=r"fused=True needs numba \(pip install 'proxmo\[fast\]'\)") as warned:
             found, _ = run(SHAPES[:3], torch.float32, True, penalty=proxmo.L1(0.1))
         assert len(warned) == 1
     finally:
-        fused._kernels.cache_clear()
+        kernels.loops.cache_clear()
     expected, _ = run(SHAPES[:3], torch.float32, False, penalty=proxmo.L1(0.1))
     assert all(map(torch.equal, found, expected))
 

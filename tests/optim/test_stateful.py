@@ -607,7 +607,7 @@ class SGDRun(Run):
     def direct(self, known: Known, group: Group, sample: Sample, index: int) -> Direction:
         g, bad = finite_part(sample.gradients[0][index])
         momentum = group.options["momentum"]
-        idle = group.options["lr"] == 0 and not group.tensor_lr
+        idle = group.options["lr"] == 0
         if known.state and not known.state["started"] and not idle:
             known.state = {}  # it was asked for, but has not begun
         started = known.state.get("started", np.ones(()))
@@ -630,8 +630,7 @@ class SGDRun(Run):
 
     def give_state(self, known: Known, group: Group) -> None:
         if group.options["momentum"] != 0:
-            # the value of a tensor lr is not read: with one, the average begins here
-            known.state = {"momentum_buffer": np.zeros_like(known.x), "started": np.asarray(float(group.tensor_lr))}
+            known.state = {"momentum_buffer": np.zeros_like(known.x), "started": np.zeros(())}
 
 
 class STORMRun(Run):

@@ -1,6 +1,23 @@
 """Loops in one pass over memory, compiled by numba (`pip install 'proxmo[fast]'`).
 
-`step` has the step of `ProxSGD(fused=True)`, `elementwise` the prox of an element and `rows` that of a group for every
-penalty that has one, `compiled` what they share. All of it gives what the plain path gives, up to rounding; what it
-cannot take is left to the plain path. Nothing outside imports it before a fused step is asked for.
+`step` has the step of `ProxSGD(fused=True)` and the prox alone, `elementwise` the prox of an element and `rows` that of
+a group for every penalty that has one, `compiled` what they share. All of it gives what the plain path gives, up to
+rounding; what it cannot take is left to the plain path. numba is imported when something fused is first asked for.
 """
+
+from __future__ import annotations
+
+import functools
+import warnings
+from types import ModuleType
+
+
+@functools.cache
+def loops() -> ModuleType | None:
+    """`proxmo.kernels.step`, or ``None``, with one warning, where numba is not installed."""
+    try:
+        from proxmo.kernels import step
+    except ImportError:
+        warnings.warn("fused=True needs numba (pip install 'proxmo[fast]'): it is done the plain way", stacklevel=3)
+        return None
+    return step

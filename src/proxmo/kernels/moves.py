@@ -19,16 +19,17 @@ class Move(NamedTuple):
 
 def fits(move: Move) -> bool:
     """Whether compiled loops can take it: ordinary dense tensors of full precision, alike in memory."""
-    x = move.param
-    if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu" or x.numel() == 0:
+    x, direction, gradient = move
+    tensors = (x, direction) if gradient is None else (x, direction, gradient)
+    contiguous = True
+    for t in tensors:  # asked of every tensor in every step, so in the order of cost
+        if type(t) not in (Parameter, Tensor) or not t.is_cpu or t.dtype != x.dtype or t.is_neg():
+            return False
+        contiguous = contiguous and t.is_contiguous()
+    if x.dtype not in (torch.float32, torch.float64) or x.numel() == 0:
         return False
-    tensors = [t for t in move if t is not None]
-    if not all(type(t) in (Tensor, Parameter) and t.dtype == x.dtype and not t.is_neg() for t in tensors):
-        return False
-    if all(t.is_contiguous() for t in tensors):
-        return True
     # in any order, if it is the same and the rows along the first axis lie one after the other
-    return _has_rows(x) and all(t.device == x.device and t.stride() == x.stride() for t in tensors)
+    return contiguous or (_has_rows(x) and all(t.stride() == x.stride() for t in tensors))
 
 
 def _has_rows(x: Tensor) -> bool:

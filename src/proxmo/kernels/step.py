@@ -17,7 +17,7 @@ from torch import Tensor
 
 from proxmo.kernels.compiled import CHUNK, Loop, addresses, share_out, tasks, view
 from proxmo.kernels.elementwise import ELEMENTWISE
-from proxmo.kernels.moves import Move
+from proxmo.kernels.moves import Move, fits
 from proxmo.kernels.rows import ROWS
 from proxmo.penalties.axes import indexing_axes
 from proxmo.penalties.base import Penalty
@@ -34,6 +34,11 @@ def has_kernel(penalty: Penalty | None, x: Tensor) -> bool:
     if kind in ELEMENTWISE:
         return True
     return kind in ROWS and set(indexing_axes(x, penalty.dim)) <= {0}  # type: ignore[union-attr]
+
+
+def takes(penalty: Penalty, x: Tensor) -> bool:
+    """Whether `prox_` can be asked for this tensor."""
+    return fits(Move(x, x, None)) and has_kernel(penalty, x)
 
 
 def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | None) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from proxmo import checks, shards
+from proxmo.kernels import loops
 from proxmo.penalties.axes import Groups, indexing_axes
 
 AnyFloat = Annotated[float, checks.number]
@@ -111,11 +112,12 @@ class Penalty(ABC):
         return shards.local(x) if self.separable else shards.full(x)
 
     @torch.no_grad()
-    def prox(self, x: Tensor, step: float | Tensor, *, out: Tensor | None = None) -> Tensor:
+    def prox(self, x: Tensor, step: float | Tensor, *, out: Tensor | None = None, fused: bool = False) -> Tensor:
         """The minimiser of ψ(u) + ‖u − x‖² / (2·step) over u, a global one where ψ is not convex.
 
         Computed in float32 at least and returned in the dtype of ``x``, outside autograd. ``step = 0`` gives ``x``
         itself, for constraints too. ``out`` may be ``x``. A ``DTensor`` gives one that is divided in the same way.
+        ``fused`` takes a compiled loop, if there is one for this penalty and tensor, as for `ProxSGD`.
 
         >>> import torch, proxmo
         >>> proxmo.L1(2.0).prox(torch.tensor([1.5, -3.0]), step=0.5)
@@ -123,7 +125,13 @@ class Penalty(ABC):
         """
         checks.floating("x", x)
         checks.same_as("out", out, x)
-        return self.apply(x, checks.step("step", step), out)
+        step = checks.step("step", step)
+        if fused and (kernels := loops()) is not None and kernels.takes(self, x) and float(step) > 0:
+            self.check(x)
+            result = x.clone() if out is None else out if out is x else out.copy_(x)
+            kernels.prox_(result, float(step), self)
+            return result
+        return self.apply(x, step, out)
 
     def apply(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
         """`prox` for callers that have checked their step: it does not read a tensor step, which may be on a device."""
