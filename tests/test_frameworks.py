@@ -242,7 +242,8 @@ def test_an_example_that_was_interrupted_ends_where_the_whole_one_does(example: 
     interrupted = example.read(halves)
     assert (interrupted["weights"][example.hidden] == 0).all(1).any()
     groups = zip(interrupted["optimizer"]["param_groups"], ended["optimizer"]["param_groups"], strict=True)
-    strengths = [(now["penalty"]["strength"], last["penalty"]["strength"]) for now, last in groups if now["penalty"]]
+    pairs = [(now["penalty"], last["penalty"]) for now, last in groups if now["penalty"]]
+    strengths = [(now[name]["strength"], last[name]["strength"]) for now, last in pairs for name in now]
     assert strengths
     assert all(0 < now < last for now, last in strengths)
     train(halves, resume=True)

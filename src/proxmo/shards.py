@@ -128,9 +128,10 @@ def forget_gathered(model: nn.Module | None) -> None:
             module.reshard()
 
 
-def note_written(tensors: Iterable[Tensor]) -> None:
+def note_written(tensors: Sequence[Tensor]) -> None:
     """Tell autograd that parts were written to: what it has saved of these tensors does not hold any more."""
-    torch.autograd.graph.increment_version([t for t in tensors if is_divided(t)])
+    if any_divided(tensors):
+        torch.autograd.graph.increment_version([t for t in tensors if is_divided(t)])
 
 
 def add_up(part: Tensor, processes: Iterable[ProcessGroup]) -> Tensor:
@@ -195,7 +196,7 @@ def count_zeros(tensors: Sequence[Tensor]) -> int:
 
 def highest(level: int, tensors: Iterable[Tensor]) -> int:
     """The highest level of all processes that share one of the tensors, so that they decide alike."""
-    meshes = [divided.device_mesh for t in tensors if (divided := _divided(t)) is not None]
+    meshes = [divided.device_mesh for divided in map(_divided, tensors) if divided is not None]
     groups = dict.fromkeys((mesh.get_group(d), mesh.device_type) for mesh in meshes for d in range(mesh.ndim))
     for group, device in groups:
         shared = torch.tensor(int(level), device=device)

@@ -24,7 +24,8 @@ CHUNK = 1 << 16  # elements to a task: in cache, and few enough tasks to be deal
 # Sums may be taken in any order, so that they are vectorised; NaN, infinities and signed zeros are as ever.
 REORDERED = {"reassoc", "contract"}
 _pools: dict[int, ThreadPoolExecutor] = {}
-os.register_at_fork(after_in_child=_pools.clear)  # a child does not have the threads of its parent
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_pools.clear)  # a child does not have the threads of its parent
 
 
 @intrinsic

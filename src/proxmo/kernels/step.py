@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +24,6 @@ from proxmo.penalties.base import Penalty
 from proxmo.penalties.thresholds import fit
 
 DTYPES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
-Motion: TypeAlias = Literal["averaged", "given", "none"]
-"""How elements move before their prox: along an average that takes in the gradient, along what is given, or not."""
 
 
 def has_kernel(penalty: Penalty | None, x: Tensor) -> bool:
@@ -50,37 +48,30 @@ def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | 
         same = [move for move in moves if move.param.dtype == dtype]
         averaged = [move for move in same if move.gradient is not None]
         given = [move for move in same if move.gradient is None]
-        if averaged:
-            gradients = [move.gradient for move in averaged if move.gradient is not None]
-            _run(
-                "averaged",
-                [[m.param for m in averaged], [m.direction for m in averaged], gradients],
-                lr,
-                weight,
-                penalty,
-            )
-        if given:
-            _run("given", [[m.param for m in given], [m.direction for m in given]], lr, weight, penalty)
+        for some, share in ((averaged, weight), (given, 0.0)):
+            if some:
+                gradients = [move.direction if move.gradient is None else move.gradient for move in some]
+                _run([[m.param for m in some], [m.direction for m in some], gradients], lr, share, penalty, abs(lr))
 
 
 def prox_(x: Tensor, step: float, penalty: Penalty) -> None:
     """x ← prox(x)."""
-    _run("none", [[x]], step, 0.0, penalty)
+    _run([[x], [x], [x]], 0.0, 0.0, penalty, step)
 
 
-def _run(motion: Motion, columns: list[list[Tensor]], lr: float, weight: float, penalty: Penalty | None) -> None:
+def _run(columns: list[list[Tensor]], lr: float, weight: float, penalty: Penalty | None, step: float) -> None:
+    """Go through columns of parameters, directions and gradients, which are all of one dtype."""
     params = columns[0]
     number = DTYPES[params[0].dtype]
     kind = None if penalty is None else type(penalty)
-    step = abs(lr)
     if kind in ELEMENTWISE:
         prox, constants = ELEMENTWISE[kind]
         sizes = np.array([p.numel() for p in params], dtype=np.int64)
-        widths, loop = np.ones_like(sizes), _elementwise_loop(prox, motion)
+        widths, loop = np.ones_like(sizes), _elementwise_loop(prox)
     else:
         assert kind is not None
         prox, constants = ROWS[kind]
-        loop = _row_loop(prox, motion)
+        loop = _row_loop(prox)
         sizes = np.array([_rows(p, penalty) for p in params], dtype=np.int64)
         widths = np.array([p.numel() for p in params], dtype=np.int64) // sizes
     per_task = np.maximum(CHUNK // widths, 1)
@@ -102,39 +93,30 @@ def _within(value: float, dtype: torch.dtype) -> float:
     return value if math.isinf(value) else fit(value, dtype)
 
 
-@functools.cache
-def _move_loop(motion: Motion) -> Any:
-    """Move the elements of a view; the table has the addresses of parameter, direction and gradient."""
-    if motion == "averaged":
+@njit(nogil=True, error_model="numpy")
+def _move(x: Any, addresses: Any, start: Any, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
+    """Move the elements of a view along their average, which takes in the gradient first if that has a weight.
 
-        @njit(nogil=True, error_model="numpy")
-        def move(x: Any, row: Any, start: Any, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
-            m, g = view(row[1], start, len(x), lr), view(row[2], start, len(x), lr)
-            for i in range(len(x)):
-                average = m[i] + weight * (g[i] - m[i])
-                m[i] = average
-                x[i] = prox(x[i] - lr * average, constants)
-    elif motion == "given":
-
-        @njit(nogil=True, error_model="numpy")
-        def move(x: Any, row: Any, start: Any, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
-            m = view(row[1], start, len(x), lr)
-            for i in range(len(x)):
-                x[i] = prox(x[i] - lr * m[i], constants)
-    else:
-
-        @njit(nogil=True, error_model="numpy")
-        def move(x: Any, row: Any, start: Any, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
-            for i in range(len(x)):
-                x[i] = prox(x[i], constants)
-
-    return move
+    The cases are not left to the last formula, in which a weight or lr of zero makes NaN of infinite numbers.
+    """
+    if lr == 0:
+        for i in range(len(x)):
+            x[i] = prox(x[i], constants)
+        return
+    m = view(addresses[1], start, len(x), lr)
+    if weight == 0:
+        for i in range(len(x)):
+            x[i] = prox(x[i] - lr * m[i], constants)
+        return
+    g = view(addresses[2], start, len(x), lr)
+    for i in range(len(x)):
+        average = m[i] + weight * (g[i] - m[i])
+        m[i] = average
+        x[i] = prox(x[i] - lr * average, constants)
 
 
 @functools.cache
-def _elementwise_loop(prox: Any, motion: Motion) -> Loop:
-    move = _move_loop(motion)
-
+def _elementwise_loop(prox: Any) -> Loop:
     @njit(nogil=True, error_model="numpy")
     def loop(
         work: Any, table: Any, sizes: Any, widths: Any, per_task: Any, lr: Any, weight: Any, constants: Any
@@ -142,14 +124,13 @@ def _elementwise_loop(prox: Any, motion: Motion) -> Loop:
         for task in range(len(work)):
             index, start = work[task]
             x = view(table[index, 0], start, min(per_task[index], sizes[index] - start), lr)
-            move(x, table[index], start, lr, weight, prox, constants)
+            _move(x, table[index], start, lr, weight, prox, constants)
 
     return loop
 
 
 @functools.cache
-def _row_loop(prox: Any, motion: Motion) -> Loop:
-    move = _move_loop(motion)
+def _row_loop(prox: Any) -> Loop:
     keep = ELEMENTWISE[None].prox
 
     @njit(nogil=True, error_model="numpy")
@@ -161,7 +142,7 @@ def _row_loop(prox: Any, motion: Motion) -> Loop:
             for row in range(first, min(first + per_task[index], sizes[index])):
                 start = row * widths[index]
                 x = view(table[index, 0], start, widths[index], lr)
-                move(x, table[index], start, lr, weight, keep, constants)
+                _move(x, table[index], start, lr, weight, keep, constants)
                 prox(x, constants)
 
     return loop

@@ -46,7 +46,7 @@ def take_fused_steps(group: Group, moves: list[Move]) -> list[Move]:
     if moved_only and penalty is not None:
         apply_prox(group, [move.param for move, _ in moved_only], lr)
     if divided:
-        shards.note_written(move.param for move in moves)
+        shards.note_written([move.param for move in moves])
     return rest
 
 

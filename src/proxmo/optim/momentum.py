@@ -61,12 +61,11 @@ class PolyakMomentum(ProxOptimizer):
     def _moves(self, group: Group, params: list[Tensor]) -> list[Move]:
         """For each parameter its direction, with the gradient that is still to be averaged into it."""
         momentum, initial = group["momentum"], group["initial"]
-        idle = is_zero(group["lr"])
         divided = shards.any_divided(params)
         moves: list[Move] = []
         for p in params:
             assert p.grad is not None
-            if not idle and self._unstarted and p in self._unstarted:
+            if self._unstarted and p in self._unstarted and not is_zero(group["lr"]):
                 self._unstarted.remove(p)
                 del self.state[p]  # all of it: with momentum = 0 nothing comes in its place
             state = self.state[p] if momentum != 0 or p in self.state else {}
@@ -80,7 +79,7 @@ class PolyakMomentum(ProxOptimizer):
                 state["started"] = torch.ones(())
                 # Distributed checkpoints ask for the state by a step with lr = 0 and zero gradients, which must not
                 # count as the start of the average; a first step of a warm-up, with lr = 0 only, does.
-                if idle and not torch.compiler.is_compiling() and square([gradient]) == 0:
+                if not torch.compiler.is_compiling() and is_zero(group["lr"]) and square([gradient]) == 0:
                     state["started"].zero_()
                     self._unstarted.add(p)
             moves.append(Move(p, state.get("momentum_buffer", gradient), None))

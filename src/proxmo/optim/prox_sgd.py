@@ -90,7 +90,7 @@ class ProxSGD(PolyakMomentum):
 
     def _step_group(self, group: Group, params: list[Tensor], certificates: dict[Tensor, Certificate] | None) -> None:
         if not group["fused"] or certificates is not None or torch.compiler.is_compiling():
-            super()._step_group(group, params, certificates)
+            proximal_step(params, self._directions(group, params), group, certificates)
             return
         rest = take_fused_steps(group, self._moves(group, params))
         if rest:

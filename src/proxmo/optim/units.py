@@ -118,7 +118,7 @@ def write_back(family: Family, matrix: Tensor, tensors: Sequence[Tensor]) -> Non
             along_units.index_copy_(0, _index(part, values), values.to(along_units.dtype))
         if gathered:
             shards.local(tensor).copy_(shards.part_of(target, tensor))
-    shards.note_written(tensors[part.position] for part in family)
+    shards.note_written([tensors[part.position] for part in family])
 
 
 def _rows(tensor: Tensor, part: Slice) -> Tensor:
@@ -130,7 +130,7 @@ def _rows(tensor: Tensor, part: Slice) -> Tensor:
 
 def _width(tensor: Tensor, part: Slice) -> int:
     """How many elements of the tensor each unit has."""
-    across = prod(size for axis, size in enumerate(tensor.shape) if axis != part.axis)
+    across = prod([size for axis, size in enumerate(tensor.shape) if axis != part.axis])
     return across * (1 if part.indices is None else len(part.indices[0]))
 
 
