@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import traceback
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, multiprocessing
 
@@ -24,6 +26,21 @@ def run(function: Callable[..., Any], ranks: int, folder: Path, *args: Any) -> l
     folder.mkdir(parents=True, exist_ok=True)
     work = (function, ranks, folder, args)
     multiprocessing.start_processes(_work, work, nprocs=ranks, start_method="forkserver")
+    return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def run_once(
+    function: Callable[..., Any], ranks: int, factory: pytest.TempPathFactory, name: str, *args: Any
+) -> list[Any]:
+    """`run`, once for all workers of pytest: the first does it, in both of their time, and the others wait for it."""
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    folder = (factory.getbasetemp().parent if parallel else factory.getbasetemp()) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            run(function, ranks, folder, *args)
+            (folder / "done").touch()
     return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 

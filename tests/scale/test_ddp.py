@@ -12,8 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from scale import processes
 from scale.task import METHODS, Placed, assert_as_alone, rank_and_size, train_all
 
-pytestmark = pytest.mark.xdist_group("ddp")
-
 
 def data_parallel(network: nn.Sequential) -> Placed:
     return Placed(DistributedDataParallel(network), *rank_and_size())
@@ -21,7 +19,7 @@ def data_parallel(network: nn.Sequential) -> Placed:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tensor]]]:
-    return processes.run(train_all, request.param, tmp_path_factory.mktemp("ddp"), data_parallel)
+    return processes.run_once(train_all, request.param, tmp_path_factory, f"ddp-{request.param}", data_parallel)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -19,8 +19,6 @@ from proxmo import Penalty
 from proxmo.penalties.base import Grouped
 from scale import processes
 
-pytestmark = pytest.mark.xdist_group("dtensor")
-
 LAYOUTS: list[tuple[tuple[int, ...], list[Placement]]] = [
     ((4,), [Shard(0)]),
     ((4,), [Shard(1)]),
@@ -74,7 +72,7 @@ def evaluate_all() -> dict[str, Found]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
-    return processes.run(evaluate_all, 4, tmp_path_factory.mktemp("dtensor"))
+    return processes.run_once(evaluate_all, 4, tmp_path_factory, "dtensor")
 
 
 def is_local(penalty: Penalty, axes: int, placements: list[Placement]) -> bool:

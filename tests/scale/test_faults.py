@@ -26,7 +26,6 @@ import proxmo
 from penalties.cases import noise
 from scale import processes
 
-pytestmark = pytest.mark.xdist_group("faults")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp.py"
 

@@ -17,8 +17,6 @@ import proxmo
 from scale import processes
 from scale.task import METHODS, Placed, Task, advance, assert_as_alone, joint, rank_and_size, train_all
 
-pytestmark = pytest.mark.xdist_group("fsdp")
-
 
 def sharded(network: nn.Sequential) -> Placed:
     fully_shard(network)
@@ -117,7 +115,7 @@ def assert_state_is_sharded(task: Task) -> None:
 @pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[0].__name__}-{place[1]}")
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tensor]]]:
     place, ranks = request.param
-    return processes.run(train_and_look, ranks, tmp_path_factory.mktemp("fsdp"), place)
+    return processes.run_once(train_and_look, ranks, tmp_path_factory, f"fsdp-{place.__name__}-{ranks}", place)
 
 
 @pytest.mark.parametrize("method", METHODS)
