@@ -97,22 +97,20 @@ def _within(value: float, dtype: torch.dtype) -> float:
 def _move(x: Any, addresses: Any, start: Any, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
     """Move the elements of a view along their average, which takes in the gradient first if that has a weight.
 
-    The cases are not left to the last formula, in which a weight or lr of zero makes NaN of infinite numbers.
+    The last two cases are not left to the first formula, in which a weight or lr of zero makes NaN of infinite numbers.
     """
-    if lr == 0:
+    m, g = view(addresses[1], start, len(x), lr), view(addresses[2], start, len(x), lr)
+    if weight != 0:
         for i in range(len(x)):
-            x[i] = prox(x[i], constants)
-        return
-    m = view(addresses[1], start, len(x), lr)
-    if weight == 0:
+            average = m[i] + weight * (g[i] - m[i])
+            m[i] = average
+            x[i] = prox(x[i] - lr * average, constants)
+    elif lr != 0:
         for i in range(len(x)):
             x[i] = prox(x[i] - lr * m[i], constants)
-        return
-    g = view(addresses[2], start, len(x), lr)
-    for i in range(len(x)):
-        average = m[i] + weight * (g[i] - m[i])
-        m[i] = average
-        x[i] = prox(x[i] - lr * average, constants)
+    else:
+        for i in range(len(x)):
+            x[i] = prox(x[i], constants)
 
 
 @functools.cache
