@@ -33,8 +33,7 @@ def run_once(
     function: Callable[..., Any], ranks: int, factory: pytest.TempPathFactory, name: str, *args: Any
 ) -> list[Any]:
     """`run`, once for all workers of pytest: the first does it, in both of their time, and the others wait for it."""
-    parallel = "PYTEST_XDIST_WORKER" in os.environ
-    folder = (factory.getbasetemp().parent if parallel else factory.getbasetemp()) / name
+    folder = shared_folder(factory) / name
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -42,6 +41,12 @@ def run_once(
             run(function, ranks, folder, *args)
             (folder / "done").touch()
     return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """A temporary folder that all workers of this run of pytest have."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 def _work(rank: int, function: Callable[..., Any], ranks: int, folder: Path, args: tuple[Any, ...]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
@@ -16,18 +15,14 @@ from torch.distributed.checkpoint.state_dict import (
 
 import proxmo
 from scale import processes
-from scale.task import OPTIMIZERS, STEPS, Place, Placed, Task, advance, rank_and_size, task_for
+from scale.task import OPTIMIZERS, STEPS, Place, Placed, Task, advance, task_for
 from scale.test_fsdp import sharded
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 SAVED_AFTER = {"at the start": 0, "on the way": STEPS - 1}
 
 
-def train_and_save() -> str:
-    """Save checkpoints of all methods; returns the folder that they are in."""
-    folders = [tempfile.mkdtemp() if rank_and_size()[0] == 0 else None]
-    distributed.broadcast_object_list(folders)
-    folder = Path(str(folders[0]))
+def train_and_save(folder: Path) -> None:
     for name in OPTIMIZERS:
         task = task_for(name, sharded)
         optimizer = OPTIMIZERS[name](task)
@@ -37,7 +32,6 @@ def train_and_save() -> str:
             done = steps
             model_state, optimizer_state = get_state_dict(task.network, optimizer)
             dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder / name / moment)
-    return str(folder)
 
 
 def load_and_go_on(folder: Path, place: Place) -> dict[str, list[Tensor]]:
@@ -75,7 +69,9 @@ def alone(name: str) -> list[Tensor]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(processes.run_once(train_and_save, 2, tmp_path_factory, "saved")[0])
+    folder = processes.shared_folder(tmp_path_factory) / "checkpoints"
+    processes.run_once(train_and_save, 2, tmp_path_factory, "saved", folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

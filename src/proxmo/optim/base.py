@@ -7,7 +7,6 @@ with these.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import math
 from abc import abstractmethod
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from proxmo import checks, shards
+from proxmo.optim.plain import as_plain, from_plain
 from proxmo.optim.units import as_units, joined, seen_by_penalty, write_back
 from proxmo.penalties.base import Grouped, Penalty, widen
 
@@ -203,8 +203,7 @@ class ProxOptimizer(Optimizer):
         state = super().state_dict()
         for group in state["param_groups"]:
             if isinstance(group["penalty"], Penalty):
-                # the class is a key, so that distributed checkpoints of another one are refused before they are read
-                group["penalty"] = {type(group["penalty"]).__name__: _plain(group["penalty"])}
+                group["penalty"] = as_plain(group["penalty"])
             if group["units"] is not None:
                 group["units"] = [[list(part) for part in family] for family in group["units"]]
         return state
@@ -230,7 +229,7 @@ class ProxOptimizer(Optimizer):
             if (units := as_units(loaded.get("units"), live["params"])) != live["units"]:
                 raise ValueError("cannot load a parameter group whose units differ from those of the present one")
             loaded["units"] = units
-            update = _restore(penalty, loaded.get("penalty"))
+            update = from_plain(penalty, loaded.get("penalty"))
             _check_fit(live, update)
             if update is not None and updates.setdefault(id(penalty), (penalty, update))[1] != update:
                 raise ValueError(f"{penalty} is shared by parameter groups whose loaded penalties differ")
@@ -378,25 +377,6 @@ def _check_fit(group: Group, penalty: Penalty | None) -> None:
             except ValueError as error:
                 name = group["param_names"][index] if "param_names" in group else index
                 raise ValueError(f"{penalty} does not fit parameter {name!r}: {error}") from error
-
-
-def _plain(penalty: Penalty) -> dict[str, Any]:
-    return {field.name: getattr(penalty, field.name) for field in dataclasses.fields(penalty) if field.init}
-
-
-def _restore(penalty: Penalty | None, saved: Any) -> Penalty | None:
-    """A penalty of the class of ``penalty`` with the saved fields, or an error that says why there is none."""
-    name = None if penalty is None else type(penalty).__name__
-    got = next(iter(saved), None) if isinstance(saved, dict) else saved
-    if got != name:
-        raise ValueError(f"cannot load a parameter group made with penalty {got} into one with penalty {name}")
-    if penalty is None:
-        return None
-    fields = saved[name]
-    try:
-        return type(penalty)(**fields)
-    except TypeError as error:
-        raise ValueError(f"cannot load penalty {name} from the fields {fields}: {error}") from error
 
 
 def _sparsity(group: Group) -> Sparsity:
