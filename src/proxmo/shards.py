@@ -39,8 +39,9 @@ def is_divided(tensor: Tensor) -> bool:
 
 
 def any_divided(tensors: Iterable[Tensor]) -> bool:
-    """Whether one of them is; at once where none can be."""
-    return "torch.distributed.tensor" in sys.modules and any(map(is_divided, tensors))
+    """Whether one of them is; at once where none can be, and soon where they are many of few types."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in {type(t) for t in tensors})
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import signal
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from torch.nn import Parameter
 import proxmo
 from penalties.cases import CASES, noise, tolerance
 from proxmo import ProxSGD, kernels
+from proxmo.kernels import compiled
 
 STEPS = 4
 # groups of one, few and many elements; more than a task has; more than a block of a row has
@@ -192,17 +197,43 @@ def test_checkpoints_go_between_both_ways() -> None:
     assert_same(found, expected, torch.float64)
 
 
-def test_one_thread_and_many_give_the_same_bits() -> None:
+@pytest.fixture
+def some_threads() -> Iterator[None]:
     threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("pool", ["of OpenMP", "own"])
+@pytest.mark.usefixtures("some_threads")
+def test_one_thread_and_many_give_the_same_bits(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if pool == "own":  # where torch was built with another OpenMP than gcc's
+        monkeypatch.setattr(compiled, "_openmp", lambda: None)
     results = []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            results.append(run(SHAPES, torch.float32, True, penalty=proxmo.GroupLInf(0.1))[0])
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(run(SHAPES, torch.float32, True, penalty=proxmo.GroupLInf(0.1))[0])
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.usefixtures("some_threads")
+def test_a_forked_child_does_not_wait_for_threads_that_it_has_not() -> None:
+    _, optimizer = run([(4, 70_000)], torch.float32, True, penalty=proxmo.L1(0.1))
+    child = os.fork()
+    if child == 0:
+        optimizer.step()
+        os._exit(0)
+    deadline = time.monotonic() + 60
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
 
 
 def test_without_numba_there_is_one_warning_and_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,7 @@ def test_lists_of_mixed_shapes_and_dtypes(foreach: bool | None) -> None:
             ((5,), torch.float64),
             ((2, 2, 3, 3), torch.bfloat16),
             ((0, 4), torch.float32),
+            ((600, 500), torch.float32),  # large: it takes its step alone
         ]
         generator = torch.Generator().manual_seed(0)
         return [Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape, dtype in shapes]

@@ -1,12 +1,15 @@
-"""What all compiled loops share: typed views of memory, a table of tensors, and threads to go through it.
+"""What all compiled loops share: typed views of memory, a table of tasks, and threads that take tasks from it.
 
-Loops are compiled by numba when they are first needed, for the types that they are needed for, which takes about a
-second; numbers that a scheduler changes are arguments. They release Python's lock, so that threads share the work: as
-many as `torch.get_num_threads()`, from a pool that sleeps in between.
+Loops are compiled by numba when they are first needed, for the type that they are needed for, which takes about a
+second; numbers that a scheduler changes are arguments. The threads are as many as `torch.get_num_threads()`, and they
+are torch's own where that can be: its OpenMP keeps them awake after each of its operations, so that others would find
+no free core.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +17,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
 Loop = Callable[..., None]
+Table = NDArray[np.int64]
 CHUNK = 1 << 16  # elements to a task: in cache, and few enough tasks to be dealt out quickly
+FOR_ONE_THREAD = 1 << 15  # elements, as in torch
+CONSTANTS = 6  # the most that a prox has
+LOADED_BY = os.getpid()  # a forked child has none of the threads of its parent, and OpenMP would wait for them
 # Sums may be taken in any order, so that they are vectorised; NaN, infinities and signed zeros are as ever.
 REORDERED = {"reassoc", "contract"}
-_pools: dict[int, ThreadPoolExecutor] = {}
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_pools.clear)  # a child does not have the threads of its parent
 
 
 @intrinsic
@@ -39,37 +43,92 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
     return signature, generate
 
 
+@intrinsic
+def _take_number(typing_context: Any, address: Any) -> Any:
+    """The number at the address, which no other thread gets: it is raised by one at once."""
+    signature = types.int64(types.int64)
+    pointer_type = types.CPointer(types.int64)  # type: ignore[no-untyped-call]
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(pointer_type))
+        return builder.atomic_rmw("add", pointer, context.get_constant(types.int64, 1), "monotonic")
+
+    return signature, generate
+
+
 @njit(inline="always")
-def view(address: int, start: int, length: int, like: Any) -> Any:
-    """``length`` numbers of the type of ``like``, from number ``start`` on."""
-    return carray(_pointer(address, like), start + length)[start:]  # type: ignore[call-arg]
+def view(address: int, length: int, like: Any) -> Any:
+    """``length`` numbers of the type of ``like``."""
+    return carray(_pointer(address, like), length)  # type: ignore[call-arg]
 
 
-def addresses(*columns: Sequence[Tensor]) -> NDArray[np.int64]:
-    """A row for each tensor of the first column, with where it and its companions begin in memory."""
-    table: NDArray[np.int64] = np.array([[t.data_ptr() for t in row] for row in zip(*columns, strict=True)], np.int64)
-    return table
+def tasks(columns: Sequence[Sequence[Tensor]], rows: Table, widths: Table) -> Table:
+    """A line for each task: where its part of a tensor begins in every column, its rows, and the width of a row.
+
+    Args:
+        columns: lists of tensors that are as long and, line by line, alike in memory.
+        rows: how many rows the tensors of each line have.
+        widths: how many elements these rows have.
+    """
+    begins = np.array([list(map(Tensor.data_ptr, column)) for column in columns], np.int64)
+    most = np.maximum(CHUNK // widths, 1)
+    counts = -(-rows // most)
+    line = np.repeat(np.arange(len(rows)), counts)
+    first = (np.arange(len(line)) - np.repeat(np.cumsum(counts) - counts, counts)) * most[line]
+    offsets = first * widths[line] * columns[0][0].element_size()
+    return np.stack([*(begins[:, line] + offsets), np.minimum(most[line], rows[line] - first), widths[line]], axis=1)
 
 
-def tasks(sizes: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(index, start) for all parts of ``step`` or less of things of these sizes."""
-    counts = -(-sizes // step)
-    index = np.repeat(np.arange(len(sizes)), counts)
-    before = np.repeat(np.cumsum(counts) - counts, counts)
-    return np.stack([index, (np.arange(len(index)) - before) * step[index]], axis=1)
+def run(loop: Loop, work: Table, numbers: NDArray[Any]) -> None:
+    """Call ``loop(task, lr, weight, constants)`` for every task, in threads; the numbers are its last arguments."""
+    padded = np.zeros(2 + CONSTANTS, numbers.dtype)
+    padded[: len(numbers)] = numbers
+    header = np.array([0, len(work), work.ctypes.data, padded.ctypes.data], np.int64)
+    threads = min(torch.get_num_threads(), -(-int(work[:, -2] @ work[:, -1]) // FOR_ONE_THREAD))
+    _start(_taking_tasks(loop, numbers.dtype), header.ctypes.data, threads)
 
 
-def share_out(loop: Loop, work: NDArray[np.int64], *arguments: Any) -> None:
-    """Call ``loop(work, *arguments)`` on parts of the work, in threads."""
-    threads = min(torch.get_num_threads(), len(work))
+@functools.cache
+def _taking_tasks(loop: Loop, number: np.dtype[Any]) -> Any:
+    """What each thread calls, with the address of a header: it takes tasks while there are any."""
+    whole, zero = np.int64(0), number.type(0)
+
+    @cfunc(types.void(types.int64), error_model="numpy")
+    def take_tasks(address: Any) -> None:
+        header, numbers = view(address, 4, whole), view(view(address, 4, whole)[3], 2 + CONSTANTS, zero)
+        constants = (numbers[2], numbers[3], numbers[4], numbers[5], numbers[6], numbers[7])
+        while True:
+            task: Any = _take_number(address)  # type: ignore[call-arg]
+            if task >= header[1]:
+                break
+            loop(view(header[2] + 40 * task, 5, whole), numbers[0], numbers[1], constants)
+
+    return take_tasks
+
+
+def _start(function: Any, argument: int, threads: int) -> None:
     if threads <= 1:
-        loop(work, *arguments)
-        return
-    pool = _pools.get(threads)
-    if pool is None:
-        pool = _pools[threads] = ThreadPoolExecutor(threads - 1, thread_name_prefix="proxmo")
-    mine, *others = np.array_split(work, threads)
-    running = [pool.submit(loop, part, *arguments) for part in others]
-    loop(mine, *arguments)
-    for future in running:
-        future.result()
+        function.ctypes(argument)
+    elif (parallel := _openmp()) is not None and os.getpid() == LOADED_BY:
+        parallel(function.address, argument, threads, 0)
+    else:
+        pool = _pool(os.getpid(), threads - 1)
+        others = [pool.submit(function.ctypes, argument) for _ in range(threads - 1)]
+        function.ctypes(argument)
+        for other in others:
+            other.result()
+
+
+@functools.cache
+def _openmp() -> Any:
+    """How gcc starts threads, from the OpenMP that torch has loaded; ``None`` where torch has another."""
+    function = getattr(ctypes.CDLL(None), "GOMP_parallel", None) if os.name == "posix" else None
+    if function is not None:
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        function.restype = None
+    return function
+
+
+@functools.cache
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="proxmo")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+DTYPES = ({torch.float32}, {torch.float64})
 
 
 class Move(NamedTuple):
@@ -17,21 +21,29 @@ class Move(NamedTuple):
     gradient: Tensor | None
 
 
-def fits(move: Move) -> bool:
-    """Whether compiled loops can take it: ordinary dense tensors of full precision, alike in memory."""
+def which_fit(moves: Sequence[Move]) -> list[bool]:
+    """Whether compiled loops can take each: ordinary dense tensors of full precision, alike in memory.
+
+    Mostly they can take all, which is asked in every step; so it is asked of all at once first.
+    """
+    return [True] * len(moves) if _fit(moves) else [_fit([move]) for move in moves]
+
+
+def _fit(moves: Sequence[Move]) -> bool:
+    tensors = [t for move in moves for t in move if t is not None]
+    return (
+        set(map(type, tensors)) <= {Parameter, Tensor}
+        and all(map(attrgetter("is_cpu"), tensors))
+        and set(map(attrgetter("dtype"), tensors)) in DTYPES
+        and not any(map(Tensor.is_neg, tensors))
+        and all(move.param.numel() for move in moves)
+        and (all(map(Tensor.is_contiguous, tensors)) or all(map(_have_rows, moves)))
+    )
+
+
+def _have_rows(move: Move) -> bool:
+    """Whether elements lie in the same order, in whichever the rows along the first axis follow one another."""
     x, direction, gradient = move
-    tensors = (x, direction) if gradient is None else (x, direction, gradient)
-    contiguous = True
-    for t in tensors:  # asked of every tensor in every step, so in the order of cost
-        if type(t) not in (Parameter, Tensor) or not t.is_cpu or t.dtype != x.dtype or t.is_neg():
-            return False
-        contiguous = contiguous and t.is_contiguous()
-    if x.dtype not in (torch.float32, torch.float64) or x.numel() == 0:
-        return False
-    # in any order, if it is the same and the rows along the first axis lie one after the other
-    return contiguous or (_has_rows(x) and all(t.stride() == x.stride() for t in tensors))
-
-
-def _has_rows(x: Tensor) -> bool:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
+    orders = {4: (torch.contiguous_format, torch.channels_last), 5: (torch.contiguous_format, torch.channels_last_3d)}
+    ordered = any(x.is_contiguous(memory_format=order) for order in orders.get(x.dim(), (torch.contiguous_format,)))
+    return ordered and x.stride() == direction.stride() and (gradient is None or x.stride() == gradient.stride())

@@ -21,7 +21,7 @@ from proxmo.penalties.groups import GroupL2, GroupLInf, SparseGroup
 
 BLOCK = 512
 MOST_PASSES = 100  # of Newton's method, which takes 4 to 10
-compiled = njit(nogil=True, error_model="numpy", fastmath=REORDERED)
+compiled = njit(error_model="numpy", fastmath=REORDERED)
 inlined = njit(inline="always")
 
 

@@ -15,28 +15,33 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from proxmo.kernels.compiled import CHUNK, Loop, addresses, share_out, tasks, view
+from proxmo.kernels.compiled import Loop, run, tasks, view
 from proxmo.kernels.elementwise import ELEMENTWISE
-from proxmo.kernels.moves import Move, fits
+from proxmo.kernels.moves import Move, which_fit
 from proxmo.kernels.rows import ROWS
 from proxmo.penalties.axes import indexing_axes
 from proxmo.penalties.base import Penalty
 from proxmo.penalties.thresholds import fit
 
-DTYPES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-def has_kernel(penalty: Penalty | None, x: Tensor) -> bool:
-    """Whether there is a loop with the prox of this penalty for a tensor of this shape."""
+def has_kernel(penalty: Penalty | None) -> bool:
+    """Whether there is a loop with the prox of this penalty for tensors of every shape that it fits."""
     kind = None if penalty is None else type(penalty)
-    if kind in ELEMENTWISE:
+    return kind in ELEMENTWISE or (kind in ROWS and penalty.dim in (None, (), 0, (0,)))  # type: ignore[union-attr]
+
+
+def has_kernel_for(penalty: Penalty | None, x: Tensor) -> bool:
+    """Whether there is one for a tensor of this shape."""
+    if has_kernel(penalty):
         return True
-    return kind in ROWS and set(indexing_axes(x, penalty.dim)) <= {0}  # type: ignore[union-attr]
+    return type(penalty) in ROWS and indexing_axes(x, penalty.dim) == (0,)  # type: ignore[union-attr]
 
 
 def takes(penalty: Penalty, x: Tensor) -> bool:
     """Whether `prox_` can be asked for this tensor."""
-    return fits(Move(x, x, None)) and has_kernel(penalty, x)
+    return has_kernel_for(penalty, x) and all(which_fit([Move(x, x, None)]))
 
 
 def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | None) -> None:
@@ -44,14 +49,12 @@ def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | 
 
     ``lr`` may be negative, to go up. All moves must fit, and the penalty have a kernel for them.
     """
-    for dtype in {move.param.dtype for move in moves}:
-        same = [move for move in moves if move.param.dtype == dtype]
-        averaged = [move for move in same if move.gradient is not None]
-        given = [move for move in same if move.gradient is None]
-        for some, share in ((averaged, weight), (given, 0.0)):
-            if some:
-                gradients = [move.direction if move.gradient is None else move.gradient for move in some]
-                _run([[m.param for m in some], [m.direction for m in some], gradients], lr, share, penalty, abs(lr))
+    kinds: dict[tuple[torch.dtype, bool], list[Move]] = {}
+    for move in moves:
+        kinds.setdefault((move.param.dtype, move.gradient is None), []).append(move)
+    for (_, given), alike in kinds.items():
+        params, directions, gradients = map(list, zip(*alike, strict=True))
+        _run([params, directions, directions if given else gradients], lr, 0.0 if given else weight, penalty, abs(lr))
 
 
 def prox_(x: Tensor, step: float, penalty: Penalty) -> None:
@@ -61,45 +64,32 @@ def prox_(x: Tensor, step: float, penalty: Penalty) -> None:
 
 def _run(columns: list[list[Tensor]], lr: float, weight: float, penalty: Penalty | None, step: float) -> None:
     """Go through columns of parameters, directions and gradients, which are all of one dtype."""
-    params = columns[0]
-    number = DTYPES[params[0].dtype]
-    kind = None if penalty is None else type(penalty)
+    params, kind = columns[0], None if penalty is None else type(penalty)
+    elements = np.array(list(map(Tensor.numel, params)), dtype=np.int64)
     if kind in ELEMENTWISE:
         prox, constants = ELEMENTWISE[kind]
-        sizes = np.array([p.numel() for p in params], dtype=np.int64)
-        widths, loop = np.ones_like(sizes), _elementwise_loop(prox)
+        loop, rows = _elementwise_loop(prox), elements
     else:
         assert kind is not None
         prox, constants = ROWS[kind]
-        loop = _row_loop(prox)
-        sizes = np.array([_rows(p, penalty) for p in params], dtype=np.int64)
-        widths = np.array([p.numel() for p in params], dtype=np.int64) // sizes
-    per_task = np.maximum(CHUNK // widths, 1)
-    arguments = (addresses(*columns), sizes, widths, per_task, number(lr), number(weight))
-    share_out(
-        loop,
-        tasks(sizes, per_task),
-        *arguments,
-        tuple(number(_within(c, params[0].dtype)) for c in constants(penalty, step)),
-    )
-    torch.autograd.graph.increment_version([t for column in columns[:2] for t in column])
-
-
-def _rows(x: Tensor, penalty: Any) -> int:
-    return x.shape[0] if indexing_axes(x, penalty.dim) else 1
+        one_row = penalty.dim in (None, ())  # type: ignore[union-attr]
+        loop, rows = _row_loop(prox), np.array([1 if one_row else p.shape[0] for p in params], dtype=np.int64)
+    dtype = params[0].dtype
+    numbers = np.array([lr, weight, *(_within(c, dtype) for c in constants(penalty, step))], NUMBERS[dtype])
+    run(loop, tasks(columns, rows, elements // rows), numbers)
+    torch.autograd.graph.increment_version(columns[0] + columns[1])
 
 
 def _within(value: float, dtype: torch.dtype) -> float:
     return value if math.isinf(value) else fit(value, dtype)
 
 
-@njit(nogil=True, error_model="numpy")
-def _move(x: Any, addresses: Any, start: Any, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
-    """Move the elements of a view along their average, which takes in the gradient first if that has a weight.
+@njit(error_model="numpy")
+def _move(x: Any, m: Any, g: Any, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
+    """Move elements along their average, which takes in the gradient first if that has a weight.
 
     The last two cases are not left to the first formula, in which a weight or lr of zero makes NaN of infinite numbers.
     """
-    m, g = view(addresses[1], start, len(x), lr), view(addresses[2], start, len(x), lr)
     if weight != 0:
         for i in range(len(x)):
             average = m[i] + weight * (g[i] - m[i])
@@ -115,14 +105,11 @@ def _move(x: Any, addresses: Any, start: Any, lr: Any, weight: Any, prox: Any, c
 
 @functools.cache
 def _elementwise_loop(prox: Any) -> Loop:
-    @njit(nogil=True, error_model="numpy")
-    def loop(
-        work: Any, table: Any, sizes: Any, widths: Any, per_task: Any, lr: Any, weight: Any, constants: Any
-    ) -> None:
-        for task in range(len(work)):
-            index, start = work[task]
-            x = view(table[index, 0], start, min(per_task[index], sizes[index] - start), lr)
-            _move(x, table[index], start, lr, weight, prox, constants)
+    @njit(error_model="numpy")
+    def loop(task: Any, lr: Any, weight: Any, constants: Any) -> None:
+        length = task[3] * task[4]
+        x, m, g = view(task[0], length, lr), view(task[1], length, lr), view(task[2], length, lr)
+        _move(x, m, g, lr, weight, prox, constants)
 
     return loop
 
@@ -131,16 +118,14 @@ def _elementwise_loop(prox: Any) -> Loop:
 def _row_loop(prox: Any) -> Loop:
     keep = ELEMENTWISE[None].prox
 
-    @njit(nogil=True, error_model="numpy")
-    def loop(
-        work: Any, table: Any, sizes: Any, widths: Any, per_task: Any, lr: Any, weight: Any, constants: Any
-    ) -> None:
-        for task in range(len(work)):
-            index, first = work[task]
-            for row in range(first, min(first + per_task[index], sizes[index])):
-                start = row * widths[index]
-                x = view(table[index, 0], start, widths[index], lr)
-                _move(x, table[index], start, lr, weight, keep, constants)
-                prox(x, constants)
+    @njit(error_model="numpy")
+    def loop(task: Any, lr: Any, weight: Any, constants: Any) -> None:
+        rows, width = task[3], task[4]
+        length = rows * width
+        x, m, g = view(task[0], length, lr), view(task[1], length, lr), view(task[2], length, lr)
+        for start in range(0, length, width):
+            end = start + width
+            _move(x[start:end], m[start:end], g[start:end], lr, weight, keep, constants)
+            prox(x[start:end], constants)
 
     return loop

@@ -23,7 +23,7 @@ from torch.optim.optimizer import ParamsT
 from proxmo import checks, shards
 from proxmo.optim.plain import as_plain, from_plain
 from proxmo.optim.units import as_units, joined, seen_by_penalty, write_back
-from proxmo.penalties.base import Grouped, Penalty, widen
+from proxmo.penalties.base import Grouped, Penalty, widened
 
 Group: TypeAlias = dict[str, Any]
 Nonfinite = Literal["propagate", "raise", "skip"]
@@ -246,8 +246,9 @@ class ProxOptimizer(Optimizer):
         self._check_groups()
         for group in self.param_groups:
             for p in group["params"]:
-                if p.grad is not None and (p.grad.layout != torch.strided or p.grad.is_complex()):
-                    kind = "complex" if p.grad.is_complex() else "sparse"
+                gradient = p.grad
+                if gradient is not None and (gradient.layout != torch.strided or gradient.is_complex()):
+                    kind = "complex" if gradient.is_complex() else "sparse"
                     raise RuntimeError(f"{type(self).__name__} does not support {kind} gradients")
             if group["units"] is not None and len({p.grad is None for p in group["params"]}) > 1:
                 raise RuntimeError(
@@ -298,7 +299,7 @@ def is_zero(lr: float | Tensor) -> bool:
 
 def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
     """Whether to hand whole lists to torch's foreach kernels: by default for ordinary tensors, not for subclasses."""
-    return all(type(t) in (Tensor, Parameter) for t in tensors) if choice is None else choice
+    return {type(t) for t in tensors} <= {Tensor, Parameter} if choice is None else choice
 
 
 def proximal_step(
@@ -315,8 +316,8 @@ def proximal_step(
                 certificates[p] = Certificate(torch.zeros_like(p), direction.clone(), p._version)
         return
     # half precision rounds once, after the prox: two small moves may each be lost where their sum is not
-    points = [widen(p) for p in params]
-    _add_scaled(points, [widen(d) for d in directions], lr, sign, group["foreach"])
+    points = widened(params)
+    _add_scaled(points, widened(directions), lr, sign, group["foreach"])
     subgradients = None if certificates is None else _subgradients(group, points, lr)
     apply_prox(group, points, lr)
     for param, point in zip(params, points, strict=True):
@@ -331,8 +332,7 @@ def apply_prox(group: Group, points: list[Tensor], lr: float | Tensor) -> None:
     """points ← prox(points)."""
     penalty: Penalty = group["penalty"]
     if group["units"] is None:
-        for point in points:
-            penalty.apply(point, lr, out=point)
+        penalty.apply_to_all(points, lr)
     else:
         for family in group["units"]:
             matrix = joined(family, points)

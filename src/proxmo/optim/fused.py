@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from proxmo import shards
 from proxmo.kernels import loops
-from proxmo.kernels.moves import Move, fits
+from proxmo.kernels.moves import Move, which_fit
 from proxmo.optim.base import Group, apply_prox
 from proxmo.penalties.base import Penalty
 
@@ -26,17 +24,18 @@ def take_fused_steps(group: Group, moves: list[Move]) -> list[Move]:
     kernels, lr, penalty, units = loops(), float(group["lr"]), group["penalty"], group["units"]
     if kernels is None or lr == 0:  # a step of zero leaves constraints alone
         return moves
-    divided = shards.any_divided(move.param for move in moves)
+    divided = shards.any_divided([move.param for move in moves])
     parts = list(map(_part, moves)) if divided else moves
-    if units is not None and not all(map(fits, parts)):  # units take part in a step as a whole
+    fit = which_fit(parts)
+    if units is not None and not all(fit):  # units take part in a step as a whole
         return moves
     whole: list[Move] = []
     moved_only: list[tuple[Move, Move]] = []
     rest: list[Move] = []
-    for move, part in zip(moves, parts, strict=True):
-        if not fits(part):
+    for move, part, fits, prox_too in zip(moves, parts, fit, _with_prox(kernels, group, moves, divided), strict=True):
+        if not fits:
             rest.append(move)
-        elif units is None and _has_kernel(kernels, penalty, move.param):
+        elif prox_too:
             whole.append(part)
         else:
             moved_only.append((move, part))
@@ -56,7 +55,15 @@ def _part(move: Move) -> Move:
     return Move(shards.local(move.param), shards.local(move.direction), gradient)
 
 
-def _has_kernel(kernels: Any, penalty: Penalty | None, param: Tensor) -> bool:
-    if penalty is None or penalty.separable:
-        return bool(kernels.has_kernel(penalty, param))
-    return not shards.is_divided(param) and bool(kernels.has_kernel(penalty, param))
+def _with_prox(kernels: Any, group: Group, moves: list[Move], divided: bool) -> list[bool]:
+    """For which of the moves a loop can take the prox along."""
+    penalty: Penalty | None = group["penalty"]
+    if group["units"] is not None:
+        return [False] * len(moves)
+    in_parts = penalty is None or penalty.separable
+    if kernels.has_kernel(penalty) and (in_parts or not divided):  # the usual case, without a look at each
+        return [True] * len(moves)
+    return [
+        (in_parts or not shards.is_divided(move.param)) and kernels.has_kernel_for(penalty, move.param)
+        for move in moves
+    ]

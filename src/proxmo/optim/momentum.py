@@ -64,12 +64,13 @@ class PolyakMomentum(ProxOptimizer):
         divided = shards.any_divided(params)
         moves: list[Move] = []
         for p in params:
-            assert p.grad is not None
+            gradient = p.grad
+            assert gradient is not None
             if self._unstarted and p in self._unstarted and not is_zero(group["lr"]):
                 self._unstarted.remove(p)
                 del self.state[p]  # all of it: with momentum = 0 nothing comes in its place
             state = self.state[p] if momentum != 0 or p in self.state else {}
-            gradient = shards.laid_out_like(p.grad, p) if divided else p.grad
+            gradient = shards.laid_out_like(gradient, p) if divided else gradient
             if "momentum_buffer" in state:
                 moves.append(Move(p, state["momentum_buffer"], gradient))
                 continue
@@ -89,7 +90,7 @@ class PolyakMomentum(ProxOptimizer):
         """The directions, with the gradients averaged into them."""
         pairs = [(move.direction, move.gradient) for move in moves if move.gradient is not None]
         averages = [average for average, _ in pairs]
-        gradients = [gradient.to(average.dtype) for average, gradient in pairs]
+        gradients = [g if g.dtype == average.dtype else g.to(average.dtype) for average, g in pairs]
         if shards.any_divided(averages):
             averages, gradients = list(map(shards.local, averages)), list(map(shards.local, gradients))
         if use_foreach(group["foreach"], averages):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from proxmo.kernels.moves import Move
 from proxmo.optim.base import Certificate, Group, Nonfinite, proximal_step
 from proxmo.optim.fused import check_fused, take_fused_steps
 from proxmo.optim.momentum import Initial, PolyakMomentum
 from proxmo.penalties.base import Penalty
+
+LARGE = 1 << 18  # elements
 
 
 class ProxSGD(PolyakMomentum):
@@ -35,7 +40,8 @@ class ProxSGD(PolyakMomentum):
         initial: how the average starts: ``"gradient"`` with the first gradient, m₀ = g₀; ``"zero"`` with m₀ = 0, so
             that the first gradient is not used. Zero suits gradients much noisier than long, without a penalty.
         maximize: maximise f(x) − ψ(x) instead.
-        foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
+        foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply, though not
+            with large tensors on a CPU.
         fused: average, gradient step and prox in one pass over memory, in compiled loops (``pip install
             'proxmo[fast]'``); for float32 and float64 on a CPU, and penalties that are elementwise or by groups along
             the first axis. What cannot be taken so is done the plain way.
@@ -89,9 +95,21 @@ class ProxSGD(PolyakMomentum):
         check_fused(group)
 
     def _step_group(self, group: Group, params: list[Tensor], certificates: dict[Tensor, Certificate] | None) -> None:
-        if not group["fused"] or certificates is not None or torch.compiler.is_compiling():
-            proximal_step(params, self._directions(group, params), group, certificates)
-            return
-        rest = take_fused_steps(group, self._moves(group, params))
-        if rest:
-            proximal_step([move.param for move in rest], self._averaged(group, rest), group)
+        moves = self._moves(group, params)
+        if group["fused"] and certificates is None and not torch.compiler.is_compiling():
+            moves = take_fused_steps(group, moves)
+        for some in _bunches(group, moves):
+            proximal_step([move.param for move in some], self._averaged(group, some), group, certificates)
+
+
+def _bunches(group: Group, moves: list[Move]) -> Iterator[list[Move]]:
+    """The moves in parts: on a CPU large ones one by one, so that a pass finds in cache what the last left there."""
+    in_parts = not (group["foreach"] or group["units"] is not None or torch.compiler.is_compiling())
+    together: list[Move] = []
+    for move in moves:
+        if in_parts and move.param.is_cpu and move.param.numel() > LARGE:
+            yield [move]
+        else:
+            together.append(move)
+    if together:
+        yield together

@@ -19,6 +19,8 @@ from proxmo.checks import Dim
 
 def indexing_axes(x: Tensor, dim: Dim) -> tuple[int, ...]:
     """The non-negative axes of ``x`` that ``dim`` names, in increasing order."""
+    if isinstance(dim, int) and -x.dim() <= dim < x.dim():  # in short, since it is asked for in every step
+        return (dim % x.dim(),)
     named = () if dim is None else (dim,) if isinstance(dim, int) else dim
     for axis in named:
         if not -x.dim() <= axis < x.dim():

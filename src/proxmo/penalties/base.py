@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -41,6 +41,11 @@ def _field_checks(penalty_class: type[Penalty]) -> dict[str, Callable[[str, Any]
 def widen(x: Tensor) -> Tensor:
     """``x`` in a dtype fit to compute in: float32 at least."""
     return x.float() if x.dtype in _NARROW else x
+
+
+def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """All of them so."""
+    return [x.float() if x.dtype in _NARROW else x for x in tensors]
 
 
 @dataclass
@@ -138,17 +143,39 @@ class Penalty(ABC):
         self.check(x)
         if x.numel() == 0 or (not isinstance(step, Tensor) and step == 0):
             return x.clone() if out is None else out.copy_(x)
+        if isinstance(step, Tensor) and step.device.type != "mps":
+            step = step.double()  # step·strength may leave the range of float32
+        if shards.is_divided(x):
+            return self._apply_to_parts(x, step, out)
+        work = widen(x)
+        if isinstance(step, Tensor):
+            result = torch.where(step == 0, work, self._prox(work, step, None))
+        else:
+            result = self._prox(work, step, out if work is x else None)
+        if out is None:
+            return result.to(x.dtype, copy=result is x)
+        return out if result is out else out.copy_(result)
+
+    def apply_to_all(self, tensors: Sequence[Tensor], step: float | Tensor) -> None:
+        """`apply` in place, soon for many ordinary tensors that are fit to compute in and were checked."""
+        if isinstance(step, Tensor) or step == 0 or shards.any_divided(tensors):
+            for x in tensors:
+                self.apply(x, step, out=x)
+            return
+        for x in tensors:
+            if x.numel() and (result := self._prox(x, step, x)) is not x:
+                x.copy_(result)
+
+    def _apply_to_parts(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
         work, target = widen(x), None if out is None else shards.local(out)
         part = shards.local(work)
         if isinstance(step, Tensor):
-            step = step.double() if step.device.type != "mps" else step  # step·strength may leave the range of float32
             result = torch.where(step == 0, part, self._prox_of_part(work, step, None))
         else:
             result = self._prox_of_part(work, step, target if work is x else None)
         if out is None or target is None:
             # what comes back of a tensor that all processes have whole may be it itself
-            same = result is part or (shards.is_divided(x) and result.data_ptr() == part.data_ptr())
-            return shards.from_local(result.clone() if same else result.to(x.dtype), x)
+            return shards.from_local(result.to(x.dtype, copy=result.data_ptr() == part.data_ptr()), x)
         if result is not target:
             target.copy_(result)
         shards.note_written([out])

@@ -16,13 +16,16 @@ point, so digits survive even where the radius is tiny beside the entries.
 
 from __future__ import annotations
 
+import math
 from typing import overload
 
 import torch
 from torch import Tensor
 
+from proxmo.checks import FLOATING
 from proxmo.penalties.axes import Groups, as_rows
 
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in FLOATING}
 # Measured on a CPU: below either bound the sort wins, at both it is a draw.
 _SHORT_ROW = 16
 _FEW_ELEMENTS = 8192
@@ -40,8 +43,8 @@ def fit(value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
     """``value`` within the finite range of ``dtype``: torch refuses numbers beyond it as arguments; tensors may be."""
     if isinstance(value, Tensor):
         return value
-    limit = torch.finfo(dtype).max
-    return min(max(value, -limit), limit)
+    limit = _LARGEST[dtype]
+    return value if -limit <= value <= limit else math.copysign(limit, value)
 
 
 def project_simplex(y: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
