@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+import proxmo
 from penalties import references
 from proxmo.penalties import thresholds
 from proxmo.penalties.axes import Groups
@@ -37,12 +38,12 @@ def test_newton_sort_and_reference_agree(kind: str, radius: float, dtype: torch.
     rows = below_top(ROWS[kind](torch.Generator().manual_seed(1)).to(dtype))
     y = rows.elements
     newton = thresholds._level_by_newton(y, radius, rows)
-    sorted_level = thresholds._level_by_sorting(y, radius, rows.axes)
+    _, sorted_level = thresholds._top_and_level(y, radius, rows)
     sort, _ = thresholds._newton_step(y, radius, rows, sorted_level, torch.empty_like(y))
     rounding = 1e-6 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(newton, sort, rtol=rounding, atol=0)
     exact = np.stack([references.simplex(row, radius) for row in rows.tensor[:3].double().numpy()])
-    found = thresholds.project_simplex(y, radius, rows)[:3].squeeze(-1).double()
+    found = thresholds.project_simplex_(y.clone(), radius, rows)[:3].squeeze(-1).double()
     torch.testing.assert_close(found, torch.from_numpy(exact), rtol=0, atol=rounding * radius)
     torch.testing.assert_close(found.sum(1), torch.full((3,), radius, dtype=torch.float64), rtol=rounding, atol=0)
 
@@ -55,15 +56,30 @@ def test_levels_solve_their_equation(y: np.ndarray, radius: float) -> None:
     rows = below_top(torch.from_numpy(y))
     for level in (
         thresholds._level_by_newton(rows.elements, radius, rows),
-        thresholds._level_by_sorting(rows.elements, radius, rows.axes),
+        thresholds._top_and_level(rows.elements, radius, rows)[1],
     ):
         total = (rows.elements - level).clamp(min=0).sum(rows.axes)
         torch.testing.assert_close(total, torch.full_like(total, radius), rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("shape", [(50, 10), (20, 90), (30, 600)], ids=str)
+@pytest.mark.parametrize("penalty", [proxmo.Simplex(2.0, dim=0), proxmo.L1Ball(2.0, dim=0), proxmo.Simplex()], ids=str)
+def test_zeros_stay_zeros_when_they_are_projected_again(
+    penalty: proxmo.Penalty, shape: tuple[int, int], fused: bool
+) -> None:
+    once = penalty.prox(torch.randn(shape, generator=torch.Generator().manual_seed(0)), 1.0, fused=fused)
+    again = once
+    for _ in range(5):
+        again = penalty.prox(again, 1.0, fused=fused)
+    assert (once == 0).sum() > 0.5 * once.numel()
+    assert torch.equal(once == 0, again == 0)
+    torch.testing.assert_close(again, once, rtol=0, atol=1e-6)
+
+
 def test_both_ways_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    for name in ("_level_by_newton", "_level_by_sorting"):
+    for name in ("_level_by_newton", "_level_of_sorted"):
         plain = getattr(thresholds, name)
         monkeypatch.setattr(
             thresholds, name, lambda *args, plain=plain, name=name: (used.append(name), plain(*args))[1]
@@ -71,4 +87,4 @@ def test_both_ways_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for shape in [(1000, 10), (10, 100), (100, 1000)]:
         groups = Groups(torch.rand(shape), dim=0)
         thresholds.cap(groups.elements, 1.0, groups)
-    assert used == ["_level_by_sorting", "_level_by_sorting", "_level_by_newton"]
+    assert used == ["_level_of_sorted", "_level_of_sorted", "_level_by_newton"]

@@ -70,21 +70,30 @@ def tasks(columns: Sequence[Sequence[Tensor]], rows: Table, widths: Table) -> Ta
         rows: how many rows the tensors of each line have.
         widths: how many elements these rows have.
     """
-    begins = np.array([list(map(Tensor.data_ptr, column)) for column in columns], np.int64)
+    whole = np.empty((len(rows), len(columns) + 2), np.int64)
+    for index, column in enumerate([*(map(Tensor.data_ptr, tensors) for tensors in columns), rows, widths]):
+        whole[:, index] = list(column)
     most = np.maximum(CHUNK // widths, 1)
+    if (rows <= most).all():
+        return whole
     counts = -(-rows // most)
     line = np.repeat(np.arange(len(rows)), counts)
     first = (np.arange(len(line)) - np.repeat(np.cumsum(counts) - counts, counts)) * most[line]
-    offsets = first * widths[line] * columns[0][0].element_size()
-    return np.stack([*(begins[:, line] + offsets), np.minimum(most[line], rows[line] - first), widths[line]], axis=1)
+    parts: Table = whole[line]
+    parts[:, :-2] += (first * widths[line] * columns[0][0].element_size())[:, None]
+    parts[:, -2] = np.minimum(most[line], rows[line] - first)
+    return parts
 
 
 def run(loop: Loop, work: Table, numbers: NDArray[Any]) -> None:
-    """Call ``loop(task, lr, weight, constants)`` for every task, in threads; the numbers are its last arguments."""
-    padded = np.zeros(2 + CONSTANTS, numbers.dtype)
-    padded[: len(numbers)] = numbers
-    header = np.array([0, len(work), work.ctypes.data, padded.ctypes.data], np.int64)
-    threads = min(torch.get_num_threads(), -(-int(work[:, -2] @ work[:, -1]) // FOR_ONE_THREAD))
+    """Call ``loop(task, lr, weight, constants)`` for every task, in threads; the numbers are lr, weight and constants.
+
+    All of the constants must be there, `CONSTANTS` in number; a prox reads those that it has.
+    """
+    header = np.array([0, len(work), work.ctypes.data, numbers.ctypes.data], np.int64)
+    threads = torch.get_num_threads()
+    if threads > 1:
+        threads = min(threads, -(-int(work[:, -2] @ work[:, -1]) // FOR_ONE_THREAD))
     _start(_taking_tasks(loop, numbers.dtype), header.ctypes.data, threads)
 
 

@@ -115,6 +115,12 @@ def _cap(row: Any, c: Any) -> None:
             row[i] = level if x > level else (-level if x < -level else x)
 
 
+@inlined
+def _rounding(row: Any, radius: Any) -> Any:
+    """What is above a level by no more is not above it, as in `proxmo.penalties.thresholds.project_simplex_`."""
+    return row.dtype.type(radius * np.finfo(row.dtype).eps / 2)
+
+
 @compiled
 def _simplex(row: Any, c: Any) -> None:
     total, top = _sum_of_values(row)
@@ -122,10 +128,10 @@ def _simplex(row: Any, c: Any) -> None:
         row[:] = np.nan
         return
     theta, _ = _level_of_values(row, total, top, c[0])
-    zero = row.dtype.type(0)
+    zero, rounding = row.dtype.type(0), _rounding(row, c[0])
     for i in range(len(row)):
         above = (row[i] - top) - theta
-        row[i] = above if above > zero else zero
+        row[i] = above if above > rounding else zero
     _share_out(row, c[0])
 
 
@@ -138,10 +144,10 @@ def _l1_ball(row: Any, c: Any) -> None:
         row[:] = np.nan
         return
     theta, _ = _level_of_magnitudes(row, total, top, c[0])
-    zero = row.dtype.type(0)
+    zero, rounding = row.dtype.type(0), _rounding(row, c[0])
     for i in range(len(row)):
         above = (abs(row[i]) - top) - theta
-        row[i] = math.copysign(above, row[i]) if above > zero else zero
+        row[i] = math.copysign(above, row[i]) if above > rounding else zero
     _share_out(row, c[0])
 
 

@@ -15,7 +15,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from proxmo.kernels.compiled import Loop, run, tasks, view
+from proxmo.kernels.compiled import CONSTANTS, Loop, run, tasks, view
 from proxmo.kernels.elementwise import ELEMENTWISE
 from proxmo.kernels.moves import Move, which_fit
 from proxmo.kernels.rows import ROWS
@@ -75,7 +75,9 @@ def _run(columns: list[list[Tensor]], lr: float, weight: float, penalty: Penalty
         one_row = penalty.dim in (None, ())  # type: ignore[union-attr]
         loop, rows = _row_loop(prox), np.array([1 if one_row else p.shape[0] for p in params], dtype=np.int64)
     dtype = params[0].dtype
-    numbers = np.array([lr, weight, *(_within(c, dtype) for c in constants(penalty, step))], NUMBERS[dtype])
+    numbers = np.zeros(2 + CONSTANTS, NUMBERS[dtype])
+    values = [lr, weight, *(_within(c, dtype) for c in constants(penalty, step))]
+    numbers[: len(values)] = values
     run(loop, tasks(columns, rows, elements // rows), numbers)
     torch.autograd.graph.increment_version(columns[0] + columns[1])
 

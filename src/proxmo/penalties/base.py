@@ -83,8 +83,8 @@ class Penalty(ABC):
     """Whether ψ is a sum over elements; then its prox acts on each element alone."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        fields = [field.name for field in dataclasses.fields(self)]
-        if name not in fields:
+        if name not in self.__dataclass_fields__:
+            fields = [field.name for field in dataclasses.fields(self)]
             raise AttributeError(
                 f"{type(self).__name__} has no field {name!r}, it has {fields}; a penalty is a @dataclass of such"
             )

@@ -19,7 +19,7 @@ from proxmo.penalties.axes import Groups
 from proxmo.penalties.base import AnyFloat, Constraint, Count, Dim, Grouped, NonNegativeFloat
 from proxmo.penalties.groups import group_norms
 from proxmo.penalties.selection import mask_of_largest
-from proxmo.penalties.thresholds import fit, project_simplex
+from proxmo.penalties.thresholds import fit, project_simplex_
 
 
 def _clamp(x: Tensor, low: float, high: float, out: Tensor | None) -> Tensor:
@@ -112,7 +112,7 @@ class L1Ball(Grouped, Constraint):
         groups = Groups(x, self.dim)
         magnitudes = groups.elements.abs()
         inside = groups.sum(magnitudes) <= self.radius
-        nearest = project_simplex(magnitudes, self.radius, groups).copysign_(groups.elements)
+        nearest = project_simplex_(magnitudes, self.radius, groups).copysign_(groups.elements)
         return torch.where(inside.squeeze(-1), groups.tensor, nearest.squeeze(-1), out=out)
 
 
@@ -203,7 +203,7 @@ class Simplex(Grouped, Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
-        result = project_simplex(groups.elements, self.radius, groups).squeeze(-1)
+        result = project_simplex_(groups.elements.clone(), self.radius, groups).squeeze(-1)
         return result if out is None else out.copy_(result)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from proxmo.penalties.axes import Groups, as_matrix, from_matrix, indexing_axes
 from proxmo.penalties.base import Constraint, Count, Dim, NonNegativeFloat, WithDim
-from proxmo.penalties.thresholds import project_simplex
+from proxmo.penalties.thresholds import project_simplex_
 
 
 def _finite_or_zero(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,7 +160,7 @@ class NuclearBall(WithDim, Constraint):
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         def gains(sigma: Tensor) -> Tensor:
             groups = Groups(sigma, None)
-            kept = project_simplex(groups.elements, self.radius, groups).squeeze(-1)
+            kept = project_simplex_(groups.elements.clone(), self.radius, groups).squeeze(-1)
             outside = torch.where(sigma == 0, 0.0, kept / sigma)
             return torch.where(sigma.sum() <= self.radius, 1.0, outside)
 

@@ -6,9 +6,9 @@ All four need, for each group y, the level τ at which what rises above it adds 
 
 The sum is convex, decreasing and piecewise linear in τ, so Newton's method from below climbs monotonically and ends
 exactly, as soon as no element falls out of the sum any more (Michelot 1986), mostly in 4 to 10 passes over all groups
-at once. For short rows or few elements a sort is faster; it also has no loop that depends on the data, which
-`torch.compile` could not trace. Where processes share the elements of a group only Newton will do: each pass adds up
-two numbers per group over the processes.
+at once, in one buffer more than y. For short rows or few elements a sort is faster; it also has no loop that depends on
+the data, which `torch.compile` could not trace. Where processes share the elements of a group only Newton will do: each
+pass adds up two numbers per group over the processes.
 
 Levels are measured from the top of each group, θ = τ − max(y) ≤ 0: differences of close numbers are exact in floating
 point, so digits survive even where the radius is tiny beside the entries.
@@ -47,33 +47,71 @@ def fit(value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
     return value if -limit <= value <= limit else math.copysign(limit, value)
 
 
-def project_simplex(y: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
-    """max(y − τ, 0), the point of the simplex {u ≥ 0, Σu = radius} nearest to each group of ``y``."""
+def project_simplex_(y: Tensor, radius: float, groups: Groups) -> Tensor:
+    """Turn each group of ``y`` into max(y − τ, 0), the nearest point of the simplex {u ≥ 0, Σu = radius}.
+
+    What is above τ by no more than its rounding is not above it: so zeros stay zeros when they are projected again.
+    """
     radius = fit(radius, y.dtype)
-    below_top = y - groups.amax(y)
-    result = below_top.sub_(_level(below_top, radius, groups)).relu_()
+    rounding = radius * torch.finfo(y.dtype).eps / 2
+    if _are_short(groups):
+        top, level = _top_and_level(y, radius, groups)
+        return torch.threshold_(y.sub_(top).sub_(level), rounding, 0)
+    _, level = _measure_from_top_(y, radius, groups)
+    torch.threshold_(y.sub_(level), rounding, 0)
     # The error of rounding τ enters each element. The elements have finer digits than τ: share out what is missing.
-    active = result.sign()
-    reached, count = groups.add_up(result.sum(groups.axes, keepdim=True), active.sum(groups.axes, keepdim=True))
+    active = y.sign()
+    reached, count = groups.add_up(y.sum(groups.axes, keepdim=True), active.sum(groups.axes, keepdim=True))
     share = (radius - reached) / count.clamp(min=1)
-    return result.add_(active.mul_(share)).relu_()
+    return y.add_(active.mul_(share)).relu_()
 
 
 def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
-    """The level τ ≥ 0 per group above which ``magnitudes`` ≥ 0 add up to ``radius``; 0 where they do not in all."""
+    """The level τ ≥ 0 per group above which ``magnitudes`` ≥ 0 add up to ``radius``; 0 where they do not in all.
+
+    The magnitudes are written over.
+    """
     radius = fit(radius, magnitudes.dtype)
     vanishes = groups.sum(magnitudes) <= radius  # false for NaN, which so stays in its group
-    top = groups.amax(magnitudes)
-    level = top + _level(magnitudes - top, radius, groups)
-    return torch.where(vanishes, 0.0, level.clamp_(min=0))
+    measure = _top_and_level if _are_short(groups) else _measure_from_top_
+    top, level = measure(magnitudes, radius, groups)
+    return (top + level).clamp_(min=0).masked_fill_(vanishes, 0)
 
 
-def _level(y: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
-    """θ ≤ 0 with Σ max(y − θ, 0) = radius for each group of ``y``, whose largest element is 0."""
-    small = groups.length <= _SHORT_ROW or y.numel() <= _FEW_ELEMENTS
-    if not groups.divided and (small or torch.compiler.is_compiling()):
-        return _newton_step(y, radius, groups, _level_by_sorting(y, radius, groups.axes), torch.empty_like(y))[0]
-    return _level_by_newton(y, radius, groups)
+def _are_short(groups: Groups) -> bool:
+    """Whether to sort them, and trust sums over them: a few roundings do no harm."""
+    return groups.length <= _SHORT_ROW and not groups.divided
+
+
+def _top_and_level(y: Tensor, radius: float | Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """The largest element of each group, and θ ≤ 0 with Σ max(y − top − θ, 0) = radius."""
+    descending = as_rows(y, groups.axes).sort(dim=-1, descending=True).values
+    top = descending[..., :1]
+    level = _level_of_sorted(descending - top, radius)
+    shape = _shape(y, groups)
+    return top.reshape(shape), level.reshape(shape)
+
+
+def _measure_from_top_(y: Tensor, radius: float | Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """The same two, after which ``y`` is measured from the top: without buffers, and with all digits for long sums."""
+    top = groups.amax(y)
+    y.sub_(top)
+    if groups.divided or not (y.numel() <= _FEW_ELEMENTS or torch.compiler.is_compiling()):
+        return top, _level_by_newton(y, radius, groups)
+    descending = as_rows(y, groups.axes).sort(dim=-1, descending=True).values
+    level = _level_of_sorted(descending, radius).reshape(_shape(y, groups))
+    return top, _newton_step(y, radius, groups, level, torch.empty_like(y))[0]
+
+
+def _level_of_sorted(descending: Tensor, radius: float | Tensor) -> Tensor:
+    """The highest of the levels at which the k largest elements alone would add up to ``radius``, k = 1, 2, …"""
+    ranks = torch.arange(1, descending.shape[-1] + 1, dtype=descending.dtype, device=descending.device)
+    return descending.cumsum(-1).sub_(radius).div_(ranks).amax(-1)
+
+
+def _shape(y: Tensor, groups: Groups) -> list[int]:
+    """In which one number per group broadcasts onto ``y``."""
+    return [1 if axis in groups.axes else size for axis, size in enumerate(y.shape)]
 
 
 def _newton_step(
@@ -96,12 +134,3 @@ def _level_by_newton(y: Tensor, radius: float | Tensor, groups: Groups) -> Tenso
         if not bool((fewer < active).any()):  # false for NaN, so it cannot keep the loop going
             return level
         active = fewer
-
-
-def _level_by_sorting(y: Tensor, radius: float | Tensor, axes: tuple[int, ...]) -> Tensor:
-    descending = as_rows(y, axes).sort(dim=-1, descending=True).values
-    ranks = torch.arange(1, descending.shape[-1] + 1, dtype=y.dtype, device=y.device)
-    levels = (descending.cumsum(-1) - radius) / ranks
-    active = (descending > levels).sum(-1, keepdim=True).clamp(min=1)
-    shape = [1 if axis in axes else size for axis, size in enumerate(y.shape)]
-    return levels.gather(-1, active - 1).reshape(shape)
