@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxmo import theory
+from proxmo import ProxSGD, SquaredL2, theory
 from proxmo.experiments import synthetic
 
 
@@ -58,6 +58,41 @@ def test_hits_are_counted_from_the_curves(results: synthetic.Results) -> None:
         assert cell.median_samples == ((below[0] + 1) * cell.batch if below.size else None)
         crossed += below.size > 0
     assert 0 < crossed < len(single.cells)
+
+
+def test_the_sweep_takes_the_steps_of_the_optimizer() -> None:
+    """A run with one seed is that of `ProxSGD`, cell by cell, with the same noise."""
+    iterations, sigma = 30, synthetic.SIGMAS[1]
+    results = synthetic.run(seeds=1, iterations=iterations, problem=synthetic.SHIFTED)
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randn(1, 5, generator=generator, dtype=torch.float64) for _ in range(iterations)]
+    compared = 0
+    for cell, curve in zip(results.cells, results.curves, strict=True):
+        if cell.sigma != sigma:
+            continue
+        assert cell.M is not None
+        x = torch.nn.Parameter(torch.full((1, 5), synthetic.START, dtype=torch.float64))
+        optimizer = ProxSGD([x], 1 / cell.M, 1 - (cell.gamma or 0.5), SquaredL2(synthetic.SHIFTED.curvature))
+        for k in range(iterations):
+            if cell.gamma is None and k > 0:
+                optimizer.param_groups[0]["momentum"] = 1 - 1 / (k + 1)
+            x.grad = x.detach() - synthetic.SHIFTED.shift + noise[k] * (sigma / math.sqrt(5 * cell.batch))
+            optimizer.step()
+            assert curve.one_run[k] == pytest.approx(synthetic.SHIFTED.error(x.detach()).item(), rel=1e-9)
+        compared += 1
+    assert compared == 25 + 15 + 1 + 1
+
+
+def test_many_seeds_are_swept_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "SEEDS_AT_ONCE", 4)
+    called: list[None] = []
+    results = synthetic.run(seeds=10, iterations=200, advance=lambda: called.append(None))
+    assert len(called) == 200 * synthetic.sweeps(10) == 600
+    alone = synthetic.run(seeds=4, iterations=200)
+    for cell, curve, first in zip(results.cells, results.curves, alone.curves, strict=True):
+        np.testing.assert_array_equal(curve.one_run, first.one_run)  # the first part is the same
+        assert not np.array_equal(curve.mean, first.mean)
+        assert (cell.hit_share * 10) % 1 == pytest.approx(0, abs=1e-9)
 
 
 def test_runs_repeat_exactly() -> None:

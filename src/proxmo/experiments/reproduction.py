@@ -121,8 +121,8 @@ def _settings(name: str, request: Request, size: Preset) -> dict[str, Any]:
 def _run_synthetic(store: Store, seeds: int, bar: Bar) -> None:
     steps = synthetic.ITERATIONS
     auto_runs = synthetic.AUTO_SEEDS * len(synthetic.SIGMAS)
-    share = steps // auto_runs  # as if all of them took as long as the grid
-    total = 2 * (steps + auto_runs * share)
+    share = steps // auto_runs  # as if all of them took as long as a sweep of the grid
+    total = 2 * (synthetic.sweeps(seeds) * steps + auto_runs * share)
     for name, problem in (("paper", synthetic.PAPER), ("shifted", synthetic.SHIFTED)):
         key = f"synthetic-{name}"
         if store.record(key) is None:

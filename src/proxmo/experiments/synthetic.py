@@ -2,15 +2,15 @@
 
 f(x) = L/2·‖x‖² − <b, x>, ψ(x) = a/2·‖x‖², and gradients of f with Gaussian noise of total variance σ²; a batch of n
 divides the variance by n. In the paper b = 0 and a is large, so that ∇f is nearly constant, and nearly zero, all the
-way; on the shifted quadratic it is neither. All cells of the grid, all σ and all seeds run at once: each cell is a
-parameter group of one `ProxSGD`, its parameter holds the runs of that cell for every σ and seed. Three methods are not
-in the paper: the plan of the sharpened theory, γ_k = 1/(k + 2), and `AutoProxSGD`.
+way; on the shifted quadratic it is neither. All cells of the grid, all σ and many seeds run at once, in one tensor that
+takes the steps of `ProxSGD` with the lr and momentum of each cell. Three methods are not in the paper: the plan of the
+sharpened theory, γ_k = 1/(k + 2), and `AutoProxSGD`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import Parameter
 
-from proxmo import AutoProxSGD, ProxSGD, SquaredL2, theory
+from proxmo import AutoProxSGD, SquaredL2, theory
 from proxmo.experiments.threads import one_thread
 
 DIMENSION = 5
@@ -33,6 +33,7 @@ BATCHES = (1, 16, 64)
 START = 1e-4  # each coordinate; the paper gives no start. ‖∇F‖² = 5: below all σ², above the tolerance
 DECREASING_M = 10.0  # for γ_k = 1/(k + 2); with a ≫ M it hardly matters
 AUTO_SEEDS = 3  # of `AutoProxSGD`, whose runs cannot share their steps
+SEEDS_AT_ONCE = 100  # so that memory does not grow with their number
 CURVE_POINTS = 150  # of a curve that is stored
 
 
@@ -175,49 +176,65 @@ def run(
         seeds: independent runs per cell and noise level; all cells see the same noise, so that they compare in pairs.
         iterations: steps of each run.
         problem: `PAPER` or `SHIFTED`.
-        advance: called after each iteration, for a progress bar.
+        advance: called after each iteration of each of the `sweeps`, for a progress bar.
 
     >>> results = run(seeds=2, iterations=100)
     >>> len(results.cells)
     126
     """
     cells = grid(problem, iterations)
-    points = torch.full((len(cells), len(SIGMAS), seeds, DIMENSION), START, dtype=torch.float64)
-    gradients = torch.empty_like(points)
-    groups: list[dict[str, Any]] = []
-    for (cell, _), x, g in zip(cells, points, gradients, strict=True):
-        param = Parameter(x)  # shares its memory with `points`, as its gradient does with `gradients`
-        param.grad = g
-        assert cell.M is not None
-        groups.append({"params": [param], "lr": 1 / cell.M, "momentum": 0.5 if cell.gamma is None else 1 - cell.gamma})
-    optimizer = ProxSGD(groups, penalty=SquaredL2(problem.curvature))
-    decreasing = [g for g, (cell, _) in zip(optimizer.param_groups, cells, strict=True) if cell.gamma is None]
-
-    deviations = torch.tensor([[s / math.sqrt(cell.batch * DIMENSION) for s in SIGMAS] for cell, _ in cells])
-    noise_scale = deviations[:, :, None, None].double()
     noise = torch.Generator().manual_seed(0)
     one_run = torch.empty(iterations, len(cells), len(SIGMAS), dtype=torch.float64)
-    mean = torch.empty_like(one_run)
-    first_hit = torch.full(points.shape[:3], math.inf, dtype=torch.float64)
-    for k in range(iterations):
-        torch.mul(torch.randn(seeds, DIMENSION, generator=noise, dtype=torch.float64), noise_scale, out=gradients)
-        gradients.add_(points, alpha=SMOOTHNESS).sub_(problem.shift)
-        for group in decreasing:
-            group["momentum"] = 1 - 1 / (k + 1)  # γ_{k−1} = 1/(k + 1) weighs the gradient that arrives at step k
-        optimizer.step()
-        errors = problem.error(points)
-        one_run[k], mean[k] = errors[:, :, 0], errors.mean(-1)
-        first_hit.clamp_(max=torch.where(errors <= TOLERANCE, k + 1.0, math.inf))
-        advance()
+    mean = torch.zeros_like(one_run)
+    hits = torch.zeros_like(one_run)  # how many seeds are at or below the tolerance for the first time
+    for first in range(0, seeds, SEEDS_AT_ONCE):
+        some = min(SEEDS_AT_ONCE, seeds - first)
+        waiting = torch.ones(len(cells), len(SIGMAS), some, dtype=torch.bool)
+        for k, errors in enumerate(_sweep(problem, [cell for cell, _ in cells], some, iterations, noise)):
+            if first == 0:
+                one_run[k] = errors[:, :, 0]
+            mean[k] += errors.sum(-1) / seeds
+            arrived = waiting & (errors <= TOLERANCE)
+            waiting ^= arrived
+            hits[k] += arrived.sum(-1)
+            advance()
 
     results, curves = [], []
     for i, (cell, sigmas) in enumerate(cells):
         for j, sigma in enumerate(SIGMAS):
             if sigma in sigmas:
-                results.append(_result(problem, cell, sigma, first_hit[i, j], mean[:, i, j]))
+                results.append(_result(problem, cell, sigma, hits[:, i, j], seeds, mean[:, i, j]))
                 counted = np.arange(1, iterations + 1)
                 curves.append(Curve(counted, one_run[:, i, j].numpy(), mean[:, i, j].numpy()))
     return Results(seeds, iterations, problem, results, curves)
+
+
+def sweeps(seeds: int) -> int:
+    """In how many goes `run` takes so many seeds, each of all iterations."""
+    return -(-seeds // SEEDS_AT_ONCE)
+
+
+def _sweep(
+    problem: Quadratic, cells: list[Cell], seeds: int, iterations: int, noise: torch.Generator
+) -> Iterator[torch.Tensor]:
+    """Take the steps of `ProxSGD` in all cells, for all σ and seeds, and yield ‖∇F‖² after each."""
+    x = torch.full((len(cells), len(SIGMAS), seeds, DIMENSION), START, dtype=torch.float64)
+    deviations = torch.tensor(
+        [[sigma / math.sqrt(cell.batch * DIMENSION) for sigma in SIGMAS] for cell in cells], dtype=torch.float64
+    )
+    lr = torch.tensor([1 / cell.M for cell in cells if cell.M is not None], dtype=torch.float64)
+    gamma = torch.tensor([cell.gamma or math.nan for cell in cells], dtype=torch.float64)
+    decreasing = gamma.isnan()
+    deviations, lr, weight = deviations[:, :, None, None], lr[:, None, None, None], gamma[:, None, None, None]
+    shrinkage = 1 + lr * problem.curvature
+    average, gradient = torch.empty_like(x), torch.empty_like(x)
+    for k in range(iterations):
+        torch.mul(torch.randn(seeds, DIMENSION, generator=noise, dtype=torch.float64), deviations, out=gradient)
+        gradient.add_(x, alpha=SMOOTHNESS).sub_(problem.shift)
+        weight[decreasing] = 1 / (k + 1)  # γ_{k−1} = 1/(k + 1) weighs the gradient that arrives at step k
+        average = average.copy_(gradient) if k == 0 else average.lerp_(gradient, weight)
+        x.addcmul_(average, lr, value=-1).div_(shrinkage)
+        yield problem.error(x)
 
 
 @one_thread()
@@ -239,9 +256,9 @@ def run_auto(
         for seed in range(seeds):
             errors[seed] = _auto_errors(problem, sigma, seed, iterations)
             advance()
-        hits = (errors <= TOLERANCE).double()
-        first = torch.where(hits.any(1), hits.argmax(1) + 1.0, math.inf)
-        results.append(_result(problem, Cell("auto", None, None, batch=1), sigma, first, errors.mean(0)))
+        below = (errors <= TOLERANCE).double()
+        hits = torch.bincount(below.argmax(1)[below.any(1)], minlength=iterations)
+        results.append(_result(problem, Cell("auto", None, None, batch=1), sigma, hits, seeds, errors.mean(0)))
         curves.append(Curve(np.arange(1, iterations + 1), errors[0].numpy(), errors.mean(0).numpy()))
     return Results(seeds, iterations, problem, results, curves)
 
@@ -268,8 +285,11 @@ def _auto_errors(problem: Quadratic, sigma: float, seed: int, samples: int) -> t
     return errors
 
 
-def _result(problem: Quadratic, cell: Cell, sigma: float, first_hit: torch.Tensor, mean: torch.Tensor) -> CellResult:
-    samples = float(first_hit.quantile(0.5, interpolation="lower")) * cell.batch
+def _result(
+    problem: Quadratic, cell: Cell, sigma: float, hits: torch.Tensor, seeds: int, mean: torch.Tensor
+) -> CellResult:
+    arrived = hits.cumsum(0)
+    half = int((arrived < (seeds + 1) // 2).sum())  # iterations before half of the seeds have arrived
     closed_form = None
     if cell.M is not None and cell.gamma is not None:
         closed_form = theory.quadratic_floor(
@@ -278,8 +298,8 @@ def _result(problem: Quadratic, cell: Cell, sigma: float, first_hit: torch.Tenso
     return CellResult(
         **asdict(cell),
         sigma=sigma,
-        hit_share=float(first_hit.isfinite().double().mean()),
-        median_samples=samples if math.isfinite(samples) else None,
+        hit_share=float(arrived[-1]) / seeds,
+        median_samples=float(half + 1) * cell.batch if half < len(hits) else None,
         stationary=float(mean[-max(len(mean) // 10, 1) :].mean()),
         closed_form=closed_form,
     )
