@@ -1,24 +1,46 @@
-"""`python -m benchmarks`: how fast steps and kernels are here, beside torch and beside peers that are installed."""
+"""`python -m benchmarks`: how fast proxmo is here, beside torch and beside peers that are installed.
+
+All candidates run by turns in one process, so that their ratios hold even where their times do not. Let nothing else
+run on the machine meanwhile.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
-from benchmarks import speed
+from rich.console import Console
+
+from benchmarks.curves import curves
+from benchmarks.kernels import kernels
+from benchmarks.output import made_with
+from benchmarks.steps import steps
+from benchmarks.sweep import sweep
+from benchmarks.training import training
+from proxmo.files import written_whole
+
+SUITES = {"steps": steps, "kernels": kernels, "training": training, "sweep": sweep, "curves": curves}
 
 
 def main() -> None:
     """Read the command line and run."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=speed.__doc__)
-    parser.add_argument("suites", nargs="*", choices=["steps", "kernels"], default=["steps", "kernels"])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", default=list(SUITES), help=f"of {', '.join(SUITES)}; all")
     parser.add_argument("--out", type=Path, default=Path("benchmark-results"), help="folder for tables and figures")
     parser.add_argument("--repeats", type=int, default=30, help="how often each candidate is timed")
     chosen = parser.parse_args()
-    if "steps" in chosen.suites:
-        speed.steps(chosen.out, chosen.repeats, list(speed.MODELS))
-    if "kernels" in chosen.suites:
-        speed.kernels(chosen.out, chosen.repeats, speed.MATRICES)
+    if unknown := set(chosen.suites) - set(SUITES):
+        parser.error(f"there is no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+    if chosen.repeats < 3:
+        parser.error(f"--repeats must be at least 3, got {chosen.repeats}")
+    versions = made_with()
+    Console().print(", ".join(f"{name} {version}" for name, version in versions.items()), soft_wrap=True)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    with written_whole(chosen.out / "made_with.json") as path:
+        path.write_text(json.dumps(versions, indent=1), encoding="utf-8")
+    for suite in chosen.suites:
+        SUITES[suite](chosen.out, chosen.repeats)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
+import platform
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from proxmo.files import written_whole
+
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
+PACKAGES = {
+    *("proxmo", "torch", "numba", "numpy", "proximal-gradient", "proxop", "jax", "jaxopt", "pyproximal", "copt"),
+    *("proxtorch", "torchao", "skglm"),
+}
 
 
 def write(folder: Path, name: str, numbers: Any, figure: Figure, columns: tuple[str, ...], rows: list[Any]) -> None:
@@ -27,6 +36,37 @@ def write(folder: Path, name: str, numbers: Any, figure: Figure, columns: tuple[
     for row in rows:
         table.add_row(*row)
     Console(width=170).print(table, f"figure, table and numbers: {folder}", soft_wrap=True)
+
+
+def bars(axes: Any, values: dict[str, float], title: str, ours: str) -> None:
+    """Draw named values as bars; those whose name has ``ours`` in it stand out, those of torch step back."""
+    colours = [GREY if "SGD" in name else ORANGE if ours in name else BLUE for name in values]
+    drawn = axes.barh(list(values), list(values.values()), color=colours)
+    axes.bar_label(drawn, fmt="%.3g", padding=2, fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_title(title, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def made_with() -> dict[str, str]:
+    """The date, the versions, and the machine."""
+    packages = [dist for dist in metadata.distributions() if dist.metadata["Name"].lower() in PACKAGES]
+    versions = {dist.metadata["Name"].lower(): dist.version for dist in packages}
+    when = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return {
+        "date": when,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        **dict(sorted(versions.items())),
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
 
 
 def _markdown(columns: tuple[str, ...], rows: list[Any]) -> str:

@@ -1,4 +1,7 @@
-"""Other libraries' prox of ℓ∞,1 by rows, as one calls them: (matrix, threshold) ↦ matrix. Nothing installs them."""
+"""Other libraries' prox operators, as one calls them: (matrix, threshold) ↦ matrix. Nothing installs them.
+
+Those that take one vector at a time are called row by row, as their users have to.
+"""
 
 from __future__ import annotations
 
@@ -10,62 +13,124 @@ import numpy as np
 import torch
 from torch import Tensor
 
-RowProx = Callable[[Tensor, float], Tensor]
+MatrixProx = Callable[[Tensor, float], Tensor]
+Maker = Callable[[Any], MatrixProx]
 
 
-def by_sorting(x: Tensor, threshold: float) -> Tensor:
-    """The textbook way: sort each row and find its level among the cumulated sums."""
-    magnitudes = x.abs()
-    descending = magnitudes.sort(dim=1, descending=True).values
-    ranks = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)
-    levels = (descending.cumsum(1) - threshold) / ranks
-    active = (descending > levels).sum(1, keepdim=True).clamp(min=1)
-    level = levels.gather(1, active - 1).clamp(min=0)
-    vanishes = magnitudes.sum(1, keepdim=True) <= threshold
-    return torch.where(vanishes, 0.0, torch.minimum(torch.maximum(x, -level), level))
+def _of_arrays(call: Callable[[Any, float], Any]) -> MatrixProx:
+    """For a library of NumPy or JAX arrays."""
+    return lambda x, threshold: torch.from_numpy(np.array(call(x.numpy(), threshold)))
 
 
-def _proximal_gradient(module: Any) -> RowProx:
-    from proximal_gradient.proximalGradient import linf1
+def _by_rows(make: Callable[[int, float], Callable[[Any], Any]]) -> MatrixProx:
+    """For a library of vectors: ``make(columns, threshold)`` gives what is called with each row."""
 
+    def call(matrix: Any, threshold: float) -> Any:
+        prox = make(matrix.shape[1], threshold)
+        return np.stack([prox(row) for row in matrix])
+
+    return _of_arrays(call)
+
+
+def _vmapped(prox: Any) -> MatrixProx:
+    import jax
+
+    return _of_arrays(jax.jit(jax.vmap(prox, in_axes=(0, None))))
+
+
+def _in_place(prox: Callable[[Tensor, float], object]) -> MatrixProx:
     def call(x: Tensor, threshold: float) -> Tensor:
         y = x.clone()
-        linf1(y, reg=threshold, lr=1.0)
+        prox(y, threshold)
         return y
 
     return call
 
 
-def _proxop(module: Any) -> RowProx:
-    return lambda x, threshold: torch.from_numpy(np.asarray(module.Linf1().prox(x.numpy(), threshold)))
+def _flat(prox: Callable[[tuple[int, ...]], Callable[[Any, float], Any]]) -> MatrixProx:
+    """For a library that takes matrices as vectors; ``prox(shape)`` gives what is called."""
+    return _of_arrays(lambda x, threshold: np.asarray(prox(x.shape)(x.ravel(), threshold)).reshape(x.shape))
 
 
-def _jaxopt(module: Any) -> RowProx:
-    import jax
-
-    rows = jax.jit(jax.vmap(lambda row, t: row - module.projection.projection_l1_ball(row, t), in_axes=(0, None)))
-    return lambda x, threshold: torch.from_numpy(np.array(rows(x.numpy(), threshold)))
+def _part(name: str) -> Any:
+    return importlib.import_module(name)
 
 
-def _pyproximal(module: Any) -> RowProx:
-    def call(x: Tensor, threshold: float) -> Tensor:
-        ball = module.L1Ball(x.shape[1], threshold, maxiter=200, xtol=1e-12)
-        return torch.from_numpy(np.stack([row - ball.prox(row, 1.0) for row in x.numpy()]))
-
-    return call
+def _row_indices(shape: tuple[int, ...]) -> list[list[int]]:
+    return np.arange(shape[0] * shape[1]).reshape(shape).tolist()
 
 
-PEERS: dict[str, Callable[[Any], RowProx]] = {
-    "proximal_gradient": _proximal_gradient,
-    "proxop": _proxop,
-    "jaxopt": _jaxopt,
-    "pyproximal": _pyproximal,
+PEERS: dict[str, dict[str, Maker]] = {
+    "ℓ∞,1": {
+        "proximal_gradient": lambda m: _in_place(
+            lambda x, t: _part("proximal_gradient.proximalGradient").linf1(x, reg=t, lr=1.0)
+        ),
+        "proxop": lambda m: _of_arrays(lambda x, t: m.Linf1().prox(x, t)),
+        "jaxopt": lambda m: _vmapped(lambda row, t: row - m.projection.projection_l1_ball(row, t)),
+        "pyproximal": lambda m: _by_rows(
+            lambda n, t: lambda row: row - m.L1Ball(n, t, maxiter=200, xtol=1e-12).prox(row, 1.0)
+        ),
+    },
+    "ℓ1 ball": {
+        "proxop": lambda m: _of_arrays(lambda x, t: m.L1Ball(t, axis=1).prox(x)),
+        "jaxopt": lambda m: _vmapped(m.projection.projection_l1_ball),
+        "pyproximal": lambda m: _by_rows(
+            lambda n, t: lambda row: m.L1Ball(n, t, maxiter=200, xtol=1e-12).prox(row, 1.0)
+        ),
+        "copt": lambda m: _by_rows(lambda n, t: lambda row: _part("copt.constraint").L1Ball(t).prox(row, 1.0)),
+        "proxtorch": lambda m: _by_rows(
+            lambda n, t: lambda row: _part("proxtorch.constraints").L1Ball(t).prox(torch.from_numpy(row)).numpy()
+        ),
+    },
+    "simplex": {
+        "proxop": lambda m: _of_arrays(lambda x, t: m.Simplex(t, axis=1).prox(x)),
+        "jaxopt": lambda m: _vmapped(m.projection.projection_simplex),
+        "pyproximal": lambda m: _by_rows(lambda n, t: lambda row: m.Simplex(n, t).prox(row, 1.0)),
+        "copt": lambda m: _by_rows(
+            lambda n, t: lambda row: _part("copt.constraint").SimplexConstraint(t).prox(row, 1.0)
+        ),
+    },
+    "ℓ2,1": {
+        "proximal_gradient": lambda m: _in_place(
+            lambda x, t: _part("proximal_gradient.proximalGradient").l21(x, reg=t, lr=1.0)
+        ),
+        "proxop": lambda m: _of_arrays(lambda x, t: m.L21rows().prox(x, t)),
+        "jaxopt": lambda m: _vmapped(m.prox.prox_group_lasso),
+        "pyproximal": lambda m: _of_arrays(
+            lambda x, t: m.L21(ndim=x.shape[1]).prox(x.T.ravel(), t).reshape(x.shape[::-1]).T
+        ),
+        "copt": lambda m: _flat(lambda shape: _part("copt.penalty").GroupL1(1.0, _row_indices(shape)).prox),
+        "proxtorch": lambda m: (
+            lambda x, t: (
+                _part("proxtorch.operators").GroupLasso(1.0, [x.shape[1]] * len(x)).prox(x.ravel(), t).reshape(x.shape)
+            )
+        ),
+        "torchao": lambda m: _in_place(
+            lambda x, t: _part("torchao.prototype.pat").ProxGroupLassoVectorized(t, 1).apply_(x, 1 / x.shape[1] ** 0.5)
+        ),
+        "skglm": lambda m: _by_rows(lambda n, t: lambda row: _part("skglm.utils.prox_funcs").BST(row, t)),
+    },
+    "ℓ1": {
+        "proxop": lambda m: _of_arrays(lambda x, t: m.AbsValue().prox(x, t)),
+        "jaxopt": lambda m: _vmapped(m.prox.prox_lasso),
+        "pyproximal": lambda m: _flat(lambda shape: m.L1().prox),
+        "copt": lambda m: _flat(lambda shape: _part("copt.penalty").L1Norm(1.0).prox),
+        "proxtorch": lambda m: lambda x, t: _part("proxtorch.operators").L1(1.0).prox(x, t),
+        "torchao": lambda m: _in_place(lambda x, t: _part("torchao.prototype.pat").ProxLasso(t).apply_(x, 1.0)),
+        "skglm": lambda m: _flat(lambda shape: _part("skglm.utils.prox_funcs").ST_vec),
+    },
+    "nuclear": {
+        "proxop": lambda m: _of_arrays(lambda x, t: m.NuclearNorm().prox(x, t)),
+        "pyproximal": lambda m: _flat(lambda shape: m.Nuclear(shape).prox),
+        "copt": lambda m: _flat(lambda shape: _part("copt.penalty").TraceNorm(1.0, shape).prox),
+        "proxtorch": lambda m: lambda x, t: _part("proxtorch.operators").TraceNorm(1.0).prox(x, t),
+    },
 }
 
 
-def installed() -> Iterator[tuple[str, RowProx | str]]:
-    """For each peer its prox, or why there is none."""
-    for name, make in PEERS.items():
+def installed(kernel: str) -> Iterator[tuple[str, MatrixProx | str]]:
+    """For each peer that has a kernel its prox, or why there is none."""
+    for name, make in PEERS[kernel].items():
         try:
             yield name, make(importlib.import_module(name))
         except Exception as error:  # peers break in ways of their own

@@ -21,20 +21,22 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def by_turns(candidates: Mapping[str, Callable[[], object]], repeats: int, most: float = 20.0) -> dict[str, float]:
+def by_turns(candidates: Mapping[str, Callable[[], object]], repeats: int, most: float = 6.0) -> dict[str, float]:
     """The median seconds of each candidate.
 
-    Each is called once before, unmeasured. One that is slow is measured fewer times, so that it takes no longer than
-    ``most`` seconds in all, but three times at least.
+    Each is called once before, which counts only if that alone takes longer than ``most`` seconds. One that is slow is
+    measured fewer times, so that it takes little longer than ``most`` seconds in all, but three times at least.
     """
-    taken: dict[str, list[float]] = {name: [] for name in candidates}
-    for call in candidates.values():
-        call()
+    first = {name: _seconds(call) for name, call in candidates.items()}
+    taken: dict[str, list[float]] = {name: [value] if value > most else [] for name, value in first.items()}
     for _ in range(repeats):
         for name, call in candidates.items():
-            if sum(taken[name]) > most and len(taken[name]) >= 3:
-                continue
-            begin = time.perf_counter()
-            call()
-            taken[name].append(time.perf_counter() - begin)
+            if first[name] <= most and (sum(taken[name]) <= most or len(taken[name]) < 3):
+                taken[name].append(_seconds(call))
     return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin

@@ -1,0 +1,99 @@
+"""How the cost grows: of the prox of ℓ∞,1 with rows and columns, of a step with tensors, and of both with threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, optim
+
+from benchmarks.kernels import KERNELS
+from benchmarks.output import BLUE, GREY, ORANGE, write
+from benchmarks.steps import gradients, optimizer, resnet18
+from benchmarks.timing import by_turns, threads
+from proxmo import L1, GroupLInf, ProxSGD
+
+Calls = dict[str, Callable[[], object]]
+COLOURS = {
+    "fused": ORANGE,
+    "plain": BLUE,
+    "sort + cumsum": GREY,
+    "ℓ1, fused": ORANGE,
+    "ℓ1, default": BLUE,
+    "SGD, foreach": GREY,
+    "SGD, fused": "black",
+    "step, ℓ1, fused": ORANGE,
+    "step, SGD, fused": "black",
+    "prox of ℓ∞,1, fused": BLUE,
+}
+
+
+def _prox(rows: int, columns: int) -> Calls:
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    threshold = 0.08 * columns
+    penalty = GroupLInf(threshold)
+    return {
+        "fused": lambda: penalty.prox(x, 1.0, fused=True),
+        "plain": lambda: penalty.prox(x, 1.0),
+        "sort + cumsum": lambda: KERNELS["ℓ∞,1"].textbook(x, threshold),
+    }
+
+
+def _step(given: list[Tensor]) -> Calls:
+    return {
+        "SGD, fused": optimizer(given, optim.SGD, fused=True).step,
+        "SGD, foreach": optimizer(given, optim.SGD, foreach=True).step,
+        "ℓ1, default": optimizer(given, ProxSGD, penalty=L1(1e-3)).step,
+        "ℓ1, fused": optimizer(given, ProxSGD, penalty=L1(1e-3), fused=True).step,
+    }
+
+
+def _in_threads() -> Calls:
+    given = gradients(resnet18())
+    x = torch.randn(512, 4608, generator=torch.Generator().manual_seed(0))
+    return {
+        "step, SGD, fused": optimizer(given, optim.SGD, fused=True).step,
+        "step, ℓ1, fused": optimizer(given, ProxSGD, penalty=L1(1e-3), fused=True).step,
+        "prox of ℓ∞,1, fused": lambda: GroupLInf(400.0).prox(x, 1.0, fused=True),
+    }
+
+
+def curves(folder: Path, repeats: int, largest: int = 1 << 20) -> None:
+    """Time all sizes up to so many elements, on one thread, and then all numbers of threads."""
+    sizes = [size for size in (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536) if 64 * size <= largest]
+    numbers: dict[str, dict[int, dict[str, float]]] = {}
+    with threads(1):
+        numbers["rows of 256"] = {n: by_turns(_prox(n, 256), repeats) for n in sizes if 256 * n <= largest}
+        numbers["columns of 64 rows"] = {n: by_turns(_prox(64, n), repeats) for n in sizes}
+        numbers["tensors of 100"] = {
+            n: by_turns(_step(gradients([(10, 10)] * n)), repeats) for n in sizes if 100 * n <= largest
+        }
+    numbers["threads"] = {}
+    calls = _in_threads()
+    for count in range(1, (os.cpu_count() or 1) + 1):
+        with threads(count):
+            numbers["threads"][count] = by_turns(calls, repeats)
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    for axes, (what, found) in zip(figure.subplots(2, 2).flat, numbers.items(), strict=True):
+        for name in next(iter(found.values())):
+            axes.plot(list(found), [1e3 * seconds[name] for seconds in found.values()], "o-", color=COLOURS[name])
+            axes.annotate(name, (list(found)[-1], 1e3 * found[list(found)[-1]][name]), fontsize=8, color=COLOURS[name])
+        axes.set_yscale("log")
+        axes.set_xlabel(what)
+        axes.set_ylabel("milliseconds")
+        axes.margins(x=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if what == "threads":
+            axes.set_xticks(list(found))
+        else:
+            axes.set_xscale("log")
+    rows = [
+        (what, str(size), name, f"{1e3 * value:.3g}")
+        for what, found in numbers.items()
+        for size, seconds in found.items()
+        for name, value in seconds.items()
+    ]
+    write(folder, "curves", numbers, figure, ("along", "number", "candidate", "milliseconds"), rows)

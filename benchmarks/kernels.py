@@ -1,0 +1,205 @@
+"""How fast the prox of a matrix is: as a multiple of a copy of it in memory, which nothing can be faster than.
+
+Beside it run the textbook way in torch, and peers that are installed. Each is checked before it is timed: one that is
+not right is left out, and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from torch import Tensor
+
+from benchmarks import peers
+from benchmarks.output import bars, write
+from benchmarks.peers import MatrixProx
+from benchmarks.timing import by_turns, threads
+from proxmo import L1, GroupL2, GroupLInf, L1Ball, Nuclear, Penalty, Simplex
+
+MATRICES = [(512, 4608), (64, 576), (50257, 768), (1000, 10), (8, 100_000)]
+FUSED, PLAIN = "proxmo, fused", "proxmo, plain"
+
+
+def sorted_level(y: Tensor, radius: float) -> Tensor:
+    """For each row τ with Σ max(y − τ, 0) = radius: sort it, and look among the cumulated sums."""
+    descending = y.sort(dim=1, descending=True).values
+    levels = (descending.cumsum(1) - radius) / torch.arange(1, y.shape[1] + 1, dtype=y.dtype)
+    active = (descending > levels).sum(1, keepdim=True).clamp(min=1)
+    return levels.gather(1, active - 1)
+
+
+def _sorted_l_inf(x: Tensor, threshold: float) -> Tensor:
+    magnitudes = x.abs()
+    level = sorted_level(magnitudes, threshold).clamp(min=0)
+    vanishes = magnitudes.sum(1, keepdim=True) <= threshold
+    return torch.where(vanishes, 0.0, torch.minimum(torch.maximum(x, -level), level))
+
+
+def _sorted_l1_ball(x: Tensor, radius: float) -> Tensor:
+    magnitudes = x.abs()
+    inside = magnitudes.sum(1, keepdim=True) <= radius
+    return torch.where(inside, x, (magnitudes - sorted_level(magnitudes, radius)).clamp(min=0) * x.sign())
+
+
+def _sorted_simplex(x: Tensor, radius: float) -> Tensor:
+    return (x - sorted_level(x, radius)).clamp(min=0)
+
+
+def _scaled_rows(x: Tensor, threshold: float) -> Tensor:
+    norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return x * (1 - threshold / norms).clamp(min=0)
+
+
+def _soft(x: Tensor, threshold: float) -> Tensor:
+    return x.sign() * (x.abs() - threshold).clamp(min=0)
+
+
+def _by_svd(x: Tensor, threshold: float) -> Tensor:
+    left, sigma, right = torch.linalg.svd(x, full_matrices=False)
+    return (left * (sigma - threshold).clamp(min=0)) @ right
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A prox to time.
+
+    Args:
+        penalty: makes the penalty for a threshold.
+        textbook: the usual way in torch; in float64 it is what results are checked against.
+        textbook_name: what to call that.
+        scale: what thresholds are shares of; for rows of normal numbers, a function of their length.
+        matrices: the shapes to time it on.
+    """
+
+    penalty: Callable[[float], Penalty]
+    textbook: MatrixProx
+    textbook_name: str
+    scale: Callable[[int, int], float]
+    matrices: list[tuple[int, int]]
+
+
+def _row_sum(rows: int, columns: int) -> float:
+    return 0.798 * columns
+
+
+# of the scale: few elements are cut, many, and most rows vanish
+THRESHOLDS = {"small": 1e-3, "middling": 0.1, "large": 1.02}
+KERNELS = {
+    "ℓ∞,1": Kernel(GroupLInf, _sorted_l_inf, "sort + cumsum", _row_sum, MATRICES),
+    "ℓ1 ball": Kernel(lambda t: L1Ball(t, dim=0), _sorted_l1_ball, "sort + cumsum", _row_sum, MATRICES),
+    "simplex": Kernel(lambda t: Simplex(t, dim=0), _sorted_simplex, "sort + cumsum", _row_sum, MATRICES),
+    "ℓ2,1": Kernel(GroupL2, _scaled_rows, "norms", lambda rows, columns: columns**0.5, MATRICES),
+    "ℓ1": Kernel(L1, _soft, "sign and clamp", lambda rows, columns: 1.0, MATRICES[:1]),
+    "nuclear": Kernel(
+        Nuclear, _by_svd, "SVD", lambda rows, columns: rows**0.5 + columns**0.5, [(512, 4608), (64, 576), (256, 256)]
+    ),
+}
+
+
+def kernels(folder: Path, repeats: int, chosen: dict[str, Kernel] = KERNELS) -> None:
+    """Time the kernels at one and two threads."""
+    console = Console()
+    rows: list[tuple[str, ...]] = []
+    numbers: dict[str, Any] = {}
+    for name, kernel in chosen.items():
+        others = _installed(name, console)
+        for shape in kernel.matrices:
+            for count in (1, 2):
+                found = {
+                    kind: _times(name, kernel, others, shape, share, count, repeats, console)
+                    for kind, share in THRESHOLDS.items()
+                }
+                title = f"{name}, {shape[0]} x {shape[1]}, threads: {count}"
+                numbers[title] = found
+                rows.append((name, f"{shape[0]} x {shape[1]}", str(count), *_summary(kernel, list(found.values()))))
+                console.print(f"{title}: done")
+    figure = Figure(figsize=(10, 2.3 * len(chosen) + 1), layout="constrained")
+    panels = figure.subplots(len(chosen), 2, squeeze=False)
+    for line, (name, kernel) in zip(panels, chosen.items(), strict=True):
+        for axes, count in zip(line, (1, 2), strict=True):
+            shape = kernel.matrices[0]
+            found = numbers[f"{name}, {shape[0]} x {shape[1]}, threads: {count}"]["middling"]
+            ratios = {candidate: seconds / found["copy"] for candidate, seconds in found.items()}
+            bars(axes, ratios, f"{name}, {shape[0]} x {shape[1]}, threads: {count}\ntime / a copy in memory", FUSED)
+            axes.set_xscale("log")
+    columns = ("prox", "matrix", "threads", "fused / copy", "plain / copy")
+    columns += ("textbook / fused", "textbook / plain", "best peer", "best peer / fused")
+    write(folder, "kernels", numbers, figure, columns, rows)
+
+
+def _installed(name: str, console: Console) -> dict[str, MatrixProx]:
+    found = {}
+    for peer, prox in peers.installed(name):
+        if isinstance(prox, str):
+            console.print(f"{name} without {peer}: {prox}", soft_wrap=True)
+        else:
+            found[peer] = prox
+    return found
+
+
+def _times(
+    name: str,
+    kernel: Kernel,
+    others: dict[str, MatrixProx],
+    shape: tuple[int, int],
+    share: float,
+    count: int,
+    repeats: int,
+    console: Console,
+) -> dict[str, float]:
+    """Seconds of each candidate that is right."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    threshold = share * kernel.scale(*shape)
+    penalty = kernel.penalty(threshold)
+    candidates: dict[str, MatrixProx] = {
+        FUSED: lambda x, t: penalty.prox(x, 1.0, fused=True),
+        PLAIN: lambda x, t: penalty.prox(x, 1.0),
+        kernel.textbook_name: kernel.textbook,
+        **others,
+    }
+    few = x[:64].contiguous()
+    exact = kernel.textbook(few.double(), threshold)
+    calls: dict[str, Callable[[], object]] = {"copy": x.clone}
+    with threads(count):
+        for candidate, prox in candidates.items():
+            error = (prox(few, threshold).double() - exact).abs().max().item() / max(exact.abs().max().item(), 1e-3)
+            if error <= 1e-5:
+                calls[candidate] = _bound(prox, x, threshold)
+            else:
+                console.print(f"{name} without {candidate} on {tuple(shape)}: it is off by {error:.1e}")
+        return by_turns(calls, repeats)
+
+
+def _bound(prox: MatrixProx, x: Tensor, threshold: float) -> Callable[[], object]:
+    return lambda: prox(x, threshold)
+
+
+def _summary(kernel: Kernel, found: list[dict[str, float]]) -> tuple[str, ...]:
+    """Ranges over the thresholds."""
+
+    def between(numerator: str, denominator: str) -> str:
+        return _range([f[numerator] / f[denominator] for f in found if numerator in f and denominator in f])
+
+    ours = {"copy", FUSED, PLAIN, kernel.textbook_name}
+    best = [min((f[peer] / f[FUSED], peer) for peer in f.keys() - ours) for f in found if f.keys() - ours]
+    return (
+        between(FUSED, "copy"),
+        between(PLAIN, "copy"),
+        between(kernel.textbook_name, FUSED),
+        between(kernel.textbook_name, PLAIN),
+        ", ".join(sorted({peer for _, peer in best})) or "none",
+        _range([ratio for ratio, _ in best]),
+    )
+
+
+def _range(ratios: list[float]) -> str:
+    if not ratios:
+        return "-"
+    low, high = f"{min(ratios):.3g}", f"{max(ratios):.3g}"
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,79 @@
+"""How fast a step of an optimizer is, as a multiple of torch's fused SGD with momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn, optim
+
+from benchmarks.output import bars, write
+from benchmarks.timing import by_turns, threads
+from proxmo import L1, GroupL2, GroupLInf, Penalty, ProxSGD
+from proxmo.experiments.networks import ResNet18
+
+Shapes = list[tuple[int, ...]]
+PENALTIES: dict[str, Penalty | None] = {"none": None, "ℓ1": L1(1e-3), "ℓ2,1": GroupL2(1e-3), "ℓ∞,1": GroupLInf(1e-3)}
+
+
+def resnet18() -> Shapes:
+    """The shapes of a ResNet-18 for CIFAR-10: 62 tensors, 11 million parameters."""
+    return [tuple(p.shape) for p in ResNet18(64, 3, 10).parameters()]
+
+
+def gpt2_small() -> Shapes:
+    """The shapes of GPT-2 small: 148 tensors, 124 million parameters."""
+    width = 768
+    linear = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+    block = [(width,)] * 4 + [shape for weight in linear for shape in (weight, weight[:1])]
+    return [(50257, width), (1024, width), *12 * block, (width,), (width,)]
+
+
+MODELS: dict[str, Callable[[], Shapes]] = {
+    "ResNet-18, 11M": resnet18,
+    "GPT-2 small, 124M": gpt2_small,
+    "1000 tensors of 100": lambda: [(10, 10)] * 1000,
+}
+
+
+def gradients(shapes: Shapes) -> list[Tensor]:
+    """Normal numbers."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def optimizer(given: list[Tensor], method: Any, **options: Any) -> Any:
+    """An optimizer of parameters of its own, which have the given gradients."""
+    params = [nn.Parameter(gradient.clone()) for gradient in given]
+    for p, gradient in zip(params, given, strict=True):
+        p.grad = gradient
+    return method(params, lr=0.01, momentum=0.9, **options)
+
+
+def steps(folder: Path, repeats: int, models: dict[str, Callable[[], Shapes]] = MODELS) -> None:
+    """Time steps of optimizers, at one and two threads."""
+    rows: list[tuple[str, ...]] = []
+    numbers: dict[str, Any] = {}
+    for model, shapes in models.items():
+        given = gradients(shapes())
+        candidates: dict[str, Callable[[], object]] = {
+            "SGD, fused": optimizer(given, optim.SGD, fused=True).step,
+            "SGD, foreach": optimizer(given, optim.SGD, foreach=True).step,
+        }
+        for name, penalty in PENALTIES.items():
+            for kind, fused in (("default", False), ("fused", True)):
+                candidates[f"{name}, {kind}"] = optimizer(given, ProxSGD, penalty=penalty, fused=fused).step
+        for count in (1, 2):
+            with threads(count):
+                seconds = by_turns(candidates, repeats)
+            ratios = {name: value / seconds["SGD, fused"] for name, value in seconds.items()}
+            numbers[f"{model}, threads: {count}"] = {"seconds": seconds, "ratios": ratios}
+        one, two = (numbers[f"{model}, threads: {count}"]["ratios"] for count in (1, 2))
+        rows += [(model, name, f"{one[name]:.2f}", f"{two[name]:.2f}") for name in candidates]
+    figure = Figure(figsize=(10, 3 * len(models) + 0.5), layout="constrained")
+    for axes, (title, found) in zip(figure.subplots(len(models), 2).flat, numbers.items(), strict=True):
+        bars(axes, found["ratios"], f"{title}\ntime of a step / torch's fused SGD", ", fused")
+    write(folder, "steps", numbers, figure, ("model", "optimizer", "1 thread", "2 threads"), rows)
