@@ -79,12 +79,12 @@ def curves(folder: Path, repeats: int, largest: int = 1 << 20) -> None:
     figure = Figure(figsize=(10, 7), layout="constrained")
     for axes, (what, found) in zip(figure.subplots(2, 2).flat, numbers.items(), strict=True):
         for name in next(iter(found.values())):
-            axes.plot(list(found), [1e3 * seconds[name] for seconds in found.values()], "o-", color=COLOURS[name])
-            axes.annotate(name, (list(found)[-1], 1e3 * found[list(found)[-1]][name]), fontsize=8, color=COLOURS[name])
+            milliseconds = [1e3 * seconds[name] for seconds in found.values()]
+            axes.plot(list(found), milliseconds, "o-", color=COLOURS[name], label=name)
         axes.set_yscale("log")
         axes.set_xlabel(what)
         axes.set_ylabel("milliseconds")
-        axes.margins(x=0.25)
+        axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         if what == "threads":
             axes.set_xticks(list(found))

@@ -47,7 +47,7 @@ def test_a_peer_that_is_wrong_or_missing_is_not_timed(
     kernels.kernels(tmp_path, 3, small)
     said = " ".join(capsys.readouterr().out.split())
     assert "ℓ∞,1 without not_installed: ModuleNotFoundError" in said
-    assert "simplex without json on (20, 30): it is off by" in said
+    assert "simplex without json on (20, 30), threshold 0.1: it is off by" in said
     found = numbers(tmp_path, "kernels")
     assert len(found) == 2 * len(small)
     for title, kinds in found.items():

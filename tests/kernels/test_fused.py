@@ -236,6 +236,17 @@ def test_a_forked_child_does_not_wait_for_threads_that_it_has_not() -> None:
     assert ended == (child, 0)
 
 
+def test_nothing_is_compiled_again_when_a_scheduler_changes_numbers() -> None:
+    penalty = proxmo.GroupLInf(0.1)
+    _, optimizer = run(SHAPES[:3], torch.float32, True, penalty=penalty)
+    compiled_before = compiled._taking_tasks.cache_info().misses
+    group = optimizer.param_groups[0]
+    for lr, momentum, strength in [(0.1, 0.5, 0.2), (torch.tensor(0.01), 0.99, 1e-3), (1e-6, 0.0, 0.0)]:
+        group["lr"], group["momentum"], penalty.strength = lr, momentum, strength
+        optimizer.step()
+    assert compiled._taking_tasks.cache_info().misses == compiled_before
+
+
 def test_without_numba_there_is_one_warning_and_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("proxmo.kernels.")]:
         monkeypatch.delitem(sys.modules, name)

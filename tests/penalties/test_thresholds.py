@@ -31,6 +31,11 @@ def below_top(y: Tensor) -> Groups:
     return Groups(y - y.amax(1, keepdim=True), dim=0)
 
 
+def sorted_level(y: Tensor, radius: float) -> Tensor:
+    descending = y.squeeze(-1).sort(dim=-1, descending=True).values
+    return thresholds._level_of_sorted(descending, radius)[:, None, None]
+
+
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("radius", [0.0, 1e-12, 1e-3, 1.0, 50.0, 1e9])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -38,8 +43,7 @@ def test_newton_sort_and_reference_agree(kind: str, radius: float, dtype: torch.
     rows = below_top(ROWS[kind](torch.Generator().manual_seed(1)).to(dtype))
     y = rows.elements
     newton = thresholds._level_by_newton(y, radius, rows)
-    _, sorted_level = thresholds._top_and_level(y, radius, rows)
-    sort, _ = thresholds._newton_step(y, radius, rows, sorted_level, torch.empty_like(y))
+    sort = sorted_level(y, radius)
     rounding = 1e-6 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(newton, sort, rtol=rounding, atol=0)
     exact = np.stack([references.simplex(row, radius) for row in rows.tensor[:3].double().numpy()])
@@ -56,10 +60,24 @@ def test_levels_solve_their_equation(y: np.ndarray, radius: float) -> None:
     rows = below_top(torch.from_numpy(y))
     for level in (
         thresholds._level_by_newton(rows.elements, radius, rows),
-        thresholds._top_and_level(rows.elements, radius, rows)[1],
+        sorted_level(rows.elements, radius),
     ):
         total = (rows.elements - level).clamp(min=0).sum(rows.axes)
         torch.testing.assert_close(total, torch.full_like(total, radius), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("share", [1e-4, 0.1, 0.9])
+def test_long_groups_with_large_sums_keep_their_digits(share: float, fused: bool) -> None:
+    x = torch.randn(2, 100_000, generator=torch.Generator().manual_seed(0))
+    radius = share * float(x[0].abs().sum())
+    for penalty, reference in (
+        (proxmo.L1Ball(radius, dim=0), references.l1_ball),
+        (proxmo.Simplex(radius, dim=0), references.simplex),
+    ):
+        found = penalty.prox(x, 1.0, fused=fused).double().numpy()
+        exact = np.stack([reference(row, radius) for row in x.double().numpy()])
+        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -26,6 +26,7 @@ Loop = Callable[..., None]
 Table = NDArray[np.int64]
 CHUNK = 1 << 16  # elements to a task: in cache, and few enough tasks to be dealt out quickly
 FOR_ONE_THREAD = 1 << 15  # elements, as in torch
+LINE = 5  # numbers to a task: where its parameters, directions and gradients begin, its rows, the width of a row
 CONSTANTS = 6  # the most that a prox has
 LOADED_BY = os.getpid()  # a forked child has none of the threads of its parent, and OpenMP would wait for them
 # Sums may be taken in any order, so that they are vectorised; NaN, infinities and signed zeros are as ever.
@@ -63,14 +64,14 @@ def view(address: int, length: int, like: Any) -> Any:
 
 
 def tasks(columns: Sequence[Sequence[Tensor]], rows: Table, widths: Table) -> Table:
-    """A line for each task: where its part of a tensor begins in every column, its rows, and the width of a row.
+    """A line for each task.
 
     Args:
-        columns: lists of tensors that are as long and, line by line, alike in memory.
-        rows: how many rows the tensors of each line have.
+        columns: parameters, directions and gradients, which are alike in memory.
+        rows: how many rows each parameter has.
         widths: how many elements these rows have.
     """
-    whole = np.empty((len(rows), len(columns) + 2), np.int64)
+    whole = np.empty((len(rows), LINE), np.int64)
     for index, column in enumerate([*(map(Tensor.data_ptr, tensors) for tensors in columns), rows, widths]):
         whole[:, index] = list(column)
     most = np.maximum(CHUNK // widths, 1)
@@ -110,7 +111,8 @@ def _taking_tasks(loop: Loop, number: np.dtype[Any]) -> Any:
             task: Any = _take_number(address)  # type: ignore[call-arg]
             if task >= header[1]:
                 break
-            loop(view(header[2] + 40 * task, 5, whole), numbers[0], numbers[1], constants)
+            line = view(header[2] + 8 * LINE * task, LINE, whole)
+            loop(line, numbers[0], numbers[1], constants)
 
     return take_tasks
 

@@ -116,9 +116,9 @@ def _cap(row: Any, c: Any) -> None:
 
 
 @inlined
-def _rounding(row: Any, radius: Any) -> Any:
+def _rounding(row: Any, theta: Any) -> Any:
     """What is above a level by no more is not above it, as in `proxmo.penalties.thresholds.project_simplex_`."""
-    return row.dtype.type(radius * np.finfo(row.dtype).eps / 2)
+    return -theta * row.dtype.type(np.finfo(row.dtype).eps)
 
 
 @compiled
@@ -128,7 +128,7 @@ def _simplex(row: Any, c: Any) -> None:
         row[:] = np.nan
         return
     theta, _ = _level_of_values(row, total, top, c[0])
-    zero, rounding = row.dtype.type(0), _rounding(row, c[0])
+    zero, rounding = row.dtype.type(0), _rounding(row, theta)
     for i in range(len(row)):
         above = (row[i] - top) - theta
         row[i] = above if above > rounding else zero
@@ -144,7 +144,7 @@ def _l1_ball(row: Any, c: Any) -> None:
         row[:] = np.nan
         return
     theta, _ = _level_of_magnitudes(row, total, top, c[0])
-    zero, rounding = row.dtype.type(0), _rounding(row, c[0])
+    zero, rounding = row.dtype.type(0), _rounding(row, theta)
     for i in range(len(row)):
         above = (abs(row[i]) - top) - theta
         row[i] = math.copysign(above, row[i]) if above > rounding else zero

@@ -53,12 +53,11 @@ def project_simplex_(y: Tensor, radius: float, groups: Groups) -> Tensor:
     What is above τ by no more than its rounding is not above it: so zeros stay zeros when they are projected again.
     """
     radius = fit(radius, y.dtype)
-    rounding = radius * torch.finfo(y.dtype).eps / 2
-    if _are_short(groups):
-        top, level = _top_and_level(y, radius, groups)
-        return torch.threshold_(y.sub_(top).sub_(level), rounding, 0)
     _, level = _measure_from_top_(y, radius, groups)
-    torch.threshold_(y.sub_(level), rounding, 0)
+    y.sub_(level)
+    y.masked_fill_(y <= level * -torch.finfo(y.dtype).eps, 0)  # NaN stays
+    if groups.length <= _SHORT_ROW:
+        return y
     # The error of rounding τ enters each element. The elements have finer digits than τ: share out what is missing.
     active = y.sign()
     reached, count = groups.add_up(y.sum(groups.axes, keepdim=True), active.sum(groups.axes, keepdim=True))
@@ -73,45 +72,33 @@ def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
     """
     radius = fit(radius, magnitudes.dtype)
     vanishes = groups.sum(magnitudes) <= radius  # false for NaN, which so stays in its group
-    measure = _top_and_level if _are_short(groups) else _measure_from_top_
-    top, level = measure(magnitudes, radius, groups)
+    top, level = _measure_from_top_(magnitudes, radius, groups)
     return (top + level).clamp_(min=0).masked_fill_(vanishes, 0)
 
 
-def _are_short(groups: Groups) -> bool:
-    """Whether to sort them, and trust sums over them: a few roundings do no harm."""
-    return groups.length <= _SHORT_ROW and not groups.divided
-
-
-def _top_and_level(y: Tensor, radius: float | Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """The largest element of each group, and θ ≤ 0 with Σ max(y − top − θ, 0) = radius."""
-    descending = as_rows(y, groups.axes).sort(dim=-1, descending=True).values
-    top = descending[..., :1]
-    level = _level_of_sorted(descending - top, radius)
-    shape = _shape(y, groups)
-    return top.reshape(shape), level.reshape(shape)
-
-
 def _measure_from_top_(y: Tensor, radius: float | Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """The same two, after which ``y`` is measured from the top: without buffers, and with all digits for long sums."""
-    top = groups.amax(y)
-    y.sub_(top)
-    if groups.divided or not (y.numel() <= _FEW_ELEMENTS or torch.compiler.is_compiling()):
+    """The largest element of each group, and θ ≤ 0 with Σ max(y − θ, 0) = radius once it is subtracted from ``y``."""
+    compiling = torch.compiler.is_compiling()
+    small = groups.length <= _SHORT_ROW or y.numel() <= _FEW_ELEMENTS
+    if groups.divided or not (small or compiling):
+        top = groups.amax(y)
+        y.sub_(top)
         return top, _level_by_newton(y, radius, groups)
     descending = as_rows(y, groups.axes).sort(dim=-1, descending=True).values
-    level = _level_of_sorted(descending, radius).reshape(_shape(y, groups))
-    return top, _newton_step(y, radius, groups, level, torch.empty_like(y))[0]
+    shape = [1 if axis in groups.axes else size for axis, size in enumerate(y.shape)]
+    top = descending[..., :1]
+    level = _level_of_sorted(descending - top, radius).reshape(shape)
+    top = top.reshape(shape)
+    y.sub_(top)
+    if compiling:  # compiled sums are not taken in float64, and a step of Newton's method mends their rounding
+        level, _ = _newton_step(y, radius, groups, level, torch.empty_like(y))
+    return top, level
 
 
 def _level_of_sorted(descending: Tensor, radius: float | Tensor) -> Tensor:
     """The highest of the levels at which the k largest elements alone would add up to ``radius``, k = 1, 2, …"""
     ranks = torch.arange(1, descending.shape[-1] + 1, dtype=descending.dtype, device=descending.device)
     return descending.cumsum(-1).sub_(radius).div_(ranks).amax(-1)
-
-
-def _shape(y: Tensor, groups: Groups) -> list[int]:
-    """In which one number per group broadcasts onto ``y``."""
-    return [1 if axis in groups.axes else size for axis, size in enumerate(y.shape)]
 
 
 def _newton_step(

@@ -1,0 +1,69 @@
+"""A prox takes little memory besides its result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import proxmo
+
+ROWS, COLUMNS = 200, 600
+BUFFER = 4 * ROWS * COLUMNS
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made within the block hold at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for t in tree_leaves(result):
+            if isinstance(t, torch.Tensor) and t.untyped_storage()._cdata not in given:
+                storage = t.untyped_storage()
+                self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
+        self.bytes = max(self.bytes, sum(size for _, size in self._made.values()))
+        return result
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        proxmo.L1(0.1),
+        proxmo.GroupL2(5.0),
+        proxmo.GroupLInf(50.0),
+        proxmo.L1Ball(50.0, dim=0),
+        proxmo.Simplex(5.0, dim=0),
+    ],
+    ids=str,
+)
+def test_at_most_two_buffers_besides_the_result(penalty: proxmo.Penalty, fused: bool) -> None:
+    x = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
+    with Peak() as peak:
+        result = penalty.prox(x, 1.0, fused=fused)
+    assert result.shape == x.shape
+    per_group = 100 * 4 * ROWS  # numbers of which each group has one
+    assert BUFFER <= peak.bytes <= (1 if fused else 3) * BUFFER + per_group
+
+
+def test_the_peak_is_that_of_buffers() -> None:
+    with Peak() as peak:
+        x = torch.ones(1000)
+        y = x + 1
+        y.mul_(2)
+        del x
+        y = y + 1
+        z = [y + k for k in range(3)]
+    assert len(z) == 3
+    assert peak.bytes == 4 * 4000
