@@ -108,7 +108,7 @@ PEERS: dict[str, dict[str, Maker]] = {
         "torchao": lambda m: _in_place(
             lambda x, t: _part("torchao.prototype.pat").ProxGroupLassoVectorized(t, 1).apply_(x, 1 / x.shape[1] ** 0.5)
         ),
-        "skglm": lambda m: _by_rows(lambda n, t: lambda row: _part("skglm.utils.prox_funcs").BST(row, t)),
+        "skglm": lambda m: _by_rows(lambda n, t: lambda row: _part("skglm.utils.prox_funcs").BST(row.astype(float), t)),
     },
     "ℓ1": {
         "proxop": lambda m: _of_arrays(lambda x, t: m.AbsValue().prox(x, t)),

@@ -41,12 +41,16 @@ def test_a_peer_that_is_wrong_or_missing_is_not_timed(
     def wrong(x: Tensor, threshold: float) -> Tensor:
         return x
 
-    broken = {"json": lambda module: wrong, "not_installed": lambda module: wrong}
+    def failing(x: Tensor, threshold: float) -> Tensor:
+        raise OSError("not today")
+
+    broken = {"json": lambda module: wrong, "csv": lambda module: failing, "not_installed": lambda module: wrong}
     monkeypatch.setattr(peers, "PEERS", dict.fromkeys(kernels.KERNELS, broken))
     small = {name: replace(kernel, matrices=[(20, 30)]) for name, kernel in kernels.KERNELS.items()}
     kernels.kernels(tmp_path, 3, small)
     said = " ".join(capsys.readouterr().out.split())
     assert "ℓ∞,1 without not_installed: ModuleNotFoundError" in said
+    assert "ℓ1 ball without csv on (20, 30), threshold 0.1: OSError: not today" in said
     assert "simplex without json on (20, 30), threshold 0.1: it is off by" in said
     found = numbers(tmp_path, "kernels")
     assert len(found) == 2 * len(small)

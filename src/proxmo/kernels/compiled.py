@@ -67,13 +67,14 @@ def tasks(columns: Sequence[Sequence[Tensor]], rows: Table, widths: Table) -> Ta
     """A line for each task.
 
     Args:
-        columns: parameters, directions and gradients, which are alike in memory.
+        columns: parameters, directions (or none) and gradients, which are alike in memory.
         rows: how many rows each parameter has.
         widths: how many elements these rows have.
     """
     whole = np.empty((len(rows), LINE), np.int64)
-    for index, column in enumerate([*(map(Tensor.data_ptr, tensors) for tensors in columns), rows, widths]):
-        whole[:, index] = list(column)
+    for index, tensors in enumerate(columns):
+        whole[:, index] = list(map(Tensor.data_ptr, tensors)) or 0
+    whole[:, -2], whole[:, -1] = rows, widths
     most = np.maximum(CHUNK // widths, 1)
     if (rows <= most).all():
         return whole

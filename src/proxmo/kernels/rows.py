@@ -86,18 +86,32 @@ _sum_of_values, _level_of_values = _summing(_as_it_is), _levels(_as_it_is)
 
 
 @compiled
-def _norm(row: Any, largest: Any) -> float:
-    """‖row‖₂, given the largest magnitude, by which it is scaled."""
-    if not 0 < largest < np.inf:
-        return float(largest)
+def _norm(row: Any) -> float:
+    """‖row‖₂; where squares might overflow or vanish, it is scaled by the largest magnitude."""
+    tiny, huge = float(np.finfo(row.dtype).tiny), float(np.finfo(row.dtype).max)
+    squares = _sum_of_squares(row, row.dtype.type(1))
+    if len(row) * tiny / np.finfo(row.dtype).eps < squares < huge:
+        return math.sqrt(squares)
+    total, largest = _sum_of_magnitudes(row)
+    if math.isnan(total) or not 0 < largest < np.inf:
+        return total if math.isnan(total) else float(largest)
+    return math.sqrt(_sum_of_squares(row, largest)) * float(largest)
+
+
+@compiled
+def _sum_of_squares(row: Any, unit: Any) -> float:
     total = 0.0
     for start in range(0, len(row), BLOCK):
         part = row.dtype.type(0)
-        for i in range(start, min(start + BLOCK, len(row))):
-            scaled = row[i] / largest
-            part += scaled * scaled
+        if unit == 1:
+            for i in range(start, min(start + BLOCK, len(row))):
+                part += row[i] * row[i]
+        else:
+            for i in range(start, min(start + BLOCK, len(row))):
+                scaled = row[i] / unit
+                part += scaled * scaled
         total += part
-    return math.sqrt(total) * float(largest)
+    return total
 
 
 @compiled
@@ -177,8 +191,7 @@ def _scale(row: Any, gain: Any) -> None:
 
 @compiled
 def _shrink(row: Any, c: Any) -> None:
-    total, largest = _sum_of_magnitudes(row)
-    norm = _norm(row, largest) if not math.isnan(total) else np.nan
+    norm = _norm(row)
     if norm <= c[0]:
         row[:] = 0
     else:
@@ -194,8 +207,7 @@ def _soft_then_shrink(row: Any, c: Any) -> None:
 
 @compiled
 def _l2_ball(row: Any, c: Any) -> None:
-    total, largest = _sum_of_magnitudes(row)
-    norm = _norm(row, largest) if not math.isnan(total) else np.nan
+    norm = _norm(row)
     if not norm <= c[0]:
         for i in range(len(row)):
             row[i] = row.dtype.type(row[i] / norm * c[0])

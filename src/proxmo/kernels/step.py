@@ -40,7 +40,7 @@ def has_kernel_for(penalty: Penalty | None, x: Tensor) -> bool:
 
 
 def takes(penalty: Penalty, x: Tensor) -> bool:
-    """Whether `prox_` can be asked for this tensor."""
+    """Whether `prox` can be asked for this tensor and ones like it."""
     return has_kernel_for(penalty, x) and all(which_fit([Move(x, x, None)]))
 
 
@@ -57,13 +57,16 @@ def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | 
         _run([params, directions, directions if given else gradients], lr, 0.0 if given else weight, penalty, abs(lr))
 
 
-def prox_(x: Tensor, step: float, penalty: Penalty) -> None:
-    """x ← prox(x)."""
-    _run([[x], [x], [x]], 0.0, 0.0, penalty, step)
+def prox(x: Tensor, step: float, penalty: Penalty, out: Tensor) -> None:
+    """out ← prox(x), for tensors that are alike in memory; ``out`` may be ``x``."""
+    _run([[out], [], [x]], 0.0, 0.0, penalty, step)
 
 
 def _run(columns: list[list[Tensor]], lr: float, weight: float, penalty: Penalty | None, step: float) -> None:
-    """Go through columns of parameters, directions and gradients, which are all of one dtype."""
+    """Go through columns of parameters, directions and gradients, which are all of one dtype.
+
+    Without directions, parameters become the prox of what is in the place of gradients.
+    """
     params, kind = columns[0], None if penalty is None else type(penalty)
     elements = np.array(list(map(Tensor.numel, params)), dtype=np.int64)
     if kind in ELEMENTWISE:
@@ -87,12 +90,15 @@ def _within(value: float, dtype: torch.dtype) -> float:
 
 
 @njit(error_model="numpy")
-def _move(x: Any, m: Any, g: Any, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
-    """Move elements along their average, which takes in the gradient first if that has a weight.
+def _move(x: Any, m: Any, g: Any, moves: bool, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
+    """Move elements along their average, which takes in the gradient first if that has a weight; or take the prox only.
 
-    The last two cases are not left to the first formula, in which a weight or lr of zero makes NaN of infinite numbers.
+    A weight or lr of zero is not left to the second formula, in which it makes NaN of infinite numbers.
     """
-    if weight != 0:
+    if not moves:
+        for i in range(len(x)):
+            x[i] = prox(g[i], constants)
+    elif weight != 0:
         for i in range(len(x)):
             average = m[i] + weight * (g[i] - m[i])
             m[i] = average
@@ -111,7 +117,7 @@ def _elementwise_loop(prox: Any) -> Loop:
     def loop(task: Any, lr: Any, weight: Any, constants: Any) -> None:
         length = task[3] * task[4]
         x, m, g = view(task[0], length, lr), view(task[1], length, lr), view(task[2], length, lr)
-        _move(x, m, g, lr, weight, prox, constants)
+        _move(x, m, g, task[1] != 0, lr, weight, prox, constants)
 
     return loop
 
@@ -127,7 +133,7 @@ def _row_loop(prox: Any) -> Loop:
         x, m, g = view(task[0], length, lr), view(task[1], length, lr), view(task[2], length, lr)
         for start in range(0, length, width):
             end = start + width
-            _move(x[start:end], m[start:end], g[start:end], lr, weight, keep, constants)
+            _move(x[start:end], m[start:end], g[start:end], task[1] != 0, lr, weight, keep, constants)
             prox(x[start:end], constants)
 
     return loop

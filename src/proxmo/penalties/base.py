@@ -133,9 +133,9 @@ class Penalty(ABC):
         step = checks.step("step", step)
         if fused and (kernels := loops()) is not None and kernels.takes(self, x) and float(step) > 0:
             self.check(x)
-            result = x.clone() if out is None else out if out is x else out.copy_(x)
-            kernels.prox_(result, float(step), self)
-            return result
+            result = torch.empty_like(x) if out is None or out.stride() != x.stride() else out
+            kernels.prox(x, float(step), self, result)
+            return result if out is None or result is out else out.copy_(result)
         return self.apply(x, step, out)
 
     def apply(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
