@@ -159,6 +159,22 @@ def test_the_prox_alone(case: Any, dtype: torch.dtype) -> None:
         assert torch.equal(penalty.prox(untouched, 0.0, fused=True), untouched)
 
 
+@pytest.mark.parametrize(
+    "penalty",
+    [proxmo.L1(0.3), proxmo.GroupL2(20.0), proxmo.GroupLInf(100.0), proxmo.Simplex(3.0, dim=0), proxmo.L2Ball(1.0)],
+    ids=str,
+)
+def test_the_prox_of_what_takes_many_tasks(penalty: proxmo.Penalty) -> None:
+    for shape in ((3, 70_000), (400, 600)):
+        x = noise(shape, torch.float32)
+        expected = penalty.prox(x, 1.0)
+        bound = tolerance(torch.float32) * float(x.abs().max())
+        torch.testing.assert_close(penalty.prox(x, 1.0, fused=True), expected, rtol=0, atol=bound)
+        in_another_order = torch.full(shape[::-1], math.nan).T
+        assert penalty.prox(x, 1.0, out=in_another_order, fused=True) is in_another_order
+        torch.testing.assert_close(in_another_order, expected, rtol=0, atol=bound)
+
+
 def test_joint_units_and_mixed_lists() -> None:
     results = []
     for is_fused in (True, False):

@@ -82,7 +82,8 @@ def tasks(columns: Sequence[Sequence[Tensor]], rows: Table, widths: Table) -> Ta
     line = np.repeat(np.arange(len(rows)), counts)
     first = (np.arange(len(line)) - np.repeat(np.cumsum(counts) - counts, counts)) * most[line]
     parts: Table = whole[line]
-    parts[:, :-2] += (first * widths[line] * columns[0][0].element_size())[:, None]
+    offsets = first * widths[line] * columns[0][0].element_size()
+    parts[:, :-2] += np.where(parts[:, :-2] == 0, 0, offsets[:, None])  # no directions have no parts
     parts[:, -2] = np.minimum(most[line], rows[line] - first)
     return parts
 
