@@ -1,7 +1,7 @@
 """What all compiled loops share: typed views of memory, a table of tasks, and threads that take tasks from it.
 
-Loops are compiled by numba when they are first needed, for the type that they are needed for, which takes about a
-second; numbers that a scheduler changes are arguments. The threads are as many as `torch.get_num_threads()`, and they
+Loops are compiled by numba when they are first needed, for the type that they are needed for, which takes one to four
+seconds; numbers that a scheduler changes are arguments. The threads are as many as `torch.get_num_threads()`, and they
 are torch's own where that can be: its OpenMP keeps them awake after each of its operations, so that others would find
 no free core.
 """
