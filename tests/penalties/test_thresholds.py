@@ -32,8 +32,7 @@ def below_top(y: Tensor) -> Groups:
 
 
 def sorted_level(y: Tensor, radius: float) -> Tensor:
-    descending = y.squeeze(-1).sort(dim=-1, descending=True).values
-    return thresholds._level_of_sorted(descending, radius)[:, None, None]
+    return thresholds._level_by_sort(y, radius)[1]
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -47,7 +46,7 @@ def test_newton_sort_and_reference_agree(kind: str, radius: float, dtype: torch.
     rounding = 1e-6 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(newton, sort, rtol=rounding, atol=0)
     exact = np.stack([references.simplex(row, radius) for row in rows.tensor[:3].double().numpy()])
-    found = thresholds.project_simplex_(y.clone(), radius, rows)[:3].squeeze(-1).double()
+    found = thresholds.project_simplex_(y.clone(), radius, rows)[:3].double()
     torch.testing.assert_close(found, torch.from_numpy(exact), rtol=0, atol=rounding * radius)
     torch.testing.assert_close(found.sum(1), torch.full((3,), radius, dtype=torch.float64), rtol=rounding, atol=0)
 
@@ -97,7 +96,7 @@ def test_zeros_stay_zeros_when_they_are_projected_again(
 
 def test_both_ways_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    for name in ("_level_by_newton", "_level_of_sorted"):
+    for name in ("_level_by_newton", "_level_by_sort"):
         plain = getattr(thresholds, name)
         monkeypatch.setattr(
             thresholds, name, lambda *args, plain=plain, name=name: (used.append(name), plain(*args))[1]
@@ -105,4 +104,4 @@ def test_both_ways_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for shape in [(1000, 10), (10, 100), (100, 1000)]:
         groups = Groups(torch.rand(shape), dim=0)
         thresholds.cap(groups.elements, 1.0, groups)
-    assert used == ["_level_of_sorted", "_level_of_sorted", "_level_by_newton"]
+    assert used == ["_level_by_sort", "_level_by_sort", "_level_by_newton"]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo.kernels.moves import Move
 from proxmo.optim.base import Certificate, Group, Nonfinite, proximal_step
 from proxmo.optim.fused import check_fused, take_fused_steps
+from proxmo.optim.large import take_large_steps
 from proxmo.optim.momentum import Initial, PolyakMomentum
 from proxmo.penalties.base import Penalty
-
-LARGE = 1 << 18  # elements
 
 
 class ProxSGD(PolyakMomentum):
@@ -96,20 +92,7 @@ class ProxSGD(PolyakMomentum):
 
     def _step_group(self, group: Group, params: list[Tensor], certificates: dict[Tensor, Certificate] | None) -> None:
         moves = self._moves(group, params)
-        if group["fused"] and certificates is None and not torch.compiler.is_compiling():
-            moves = take_fused_steps(group, moves)
-        for some in _bunches(group, moves):
-            proximal_step([move.param for move in some], self._averaged(group, some), group, certificates)
-
-
-def _bunches(group: Group, moves: list[Move]) -> Iterator[list[Move]]:
-    """The moves in parts: on a CPU large ones one by one, so that a pass finds in cache what the last left there."""
-    in_parts = not (group["foreach"] or group["units"] is not None or torch.compiler.is_compiling())
-    together: list[Move] = []
-    for move in moves:
-        if in_parts and move.param.is_cpu and move.param.numel() > LARGE:
-            yield [move]
-        else:
-            together.append(move)
-    if together:
-        yield together
+        if certificates is None and not torch.compiler.is_compiling():
+            moves = take_large_steps(group, take_fused_steps(group, moves) if group["fused"] else moves)
+        if moves:
+            proximal_step([move.param for move in moves], self._averaged(group, moves), group, certificates)

@@ -52,16 +52,20 @@ class Groups:
         split = shards.splits(x)
         self.tensor = shards.local(x)
         """What this process holds of the tensor."""
-        # The view has one more axis of size one at the end: so there is always an axis inside the group, even when each
-        # element is a group of its own, where a reduction over no axes would in torch mean over all of them.
-        self.elements = self.tensor.unsqueeze(-1)
-        self.axes = (*inner, x.dim())
+        # Where each element is a group of its own there is one more axis, of size one: a reduction over no axes would
+        # in torch mean over all of them.
+        self.elements = self.tensor if inner else self.tensor.unsqueeze(-1)
+        self.axes = inner or (x.dim(),)
         self.length = prod([x.shape[axis] for axis in inner])
         """How many elements a group has."""
         self.count = prod([x.shape[axis] for axis in outer])
         self.divided = [processes for axis, processes in split if axis in inner]
         """Among which processes the elements of a group are divided."""
         self._apart = [processes for axis, processes in split if axis in outer]
+
+    def onto_tensor(self, values: Tensor) -> Tensor:
+        """What has the shape of ``elements``, or of a reduction of them, in a shape that fits ``tensor``."""
+        return values if self.elements is self.tensor else values.squeeze(-1)
 
     def add_up(self, *sums: Tensor) -> tuple[Tensor, ...]:
         """Per-group sums over the elements of this process, turned into those over all elements, in one message."""
@@ -90,7 +94,9 @@ class Groups:
 def as_rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """``x`` with the elements along ``axes`` flattened into one last axis."""
     last = tuple(range(x.dim() - len(axes), x.dim()))
-    return x.movedim(axes, last).flatten(last[0])
+    if axes != last:
+        x = x.movedim(axes, last)
+    return x if len(axes) == 1 else x.flatten(last[0])
 
 
 def as_matrix(x: Tensor, dim: Dim) -> Tensor:

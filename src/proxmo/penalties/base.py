@@ -16,6 +16,7 @@ from torch import Tensor
 
 from proxmo import checks, shards
 from proxmo.kernels import loops
+from proxmo.parts import rows_to_a_part
 from proxmo.penalties.axes import Groups, indexing_axes
 
 AnyFloat = Annotated[float, checks.number]
@@ -149,11 +150,11 @@ class Penalty(ABC):
             return self._apply_to_parts(x, step, out)
         work = widen(x)
         if isinstance(step, Tensor):
-            result = torch.where(step == 0, work, self._prox(work, step, None))
+            result = torch.where(step == 0, work, self._prox_by_parts(work, step, None))
         else:
-            result = self._prox(work, step, out if work is x else None)
+            result = self._prox_by_parts(work, step, out if work is x else None)
         if out is None:
-            return result.to(x.dtype, copy=result is x)
+            return result if result is not x and result.dtype == x.dtype else result.to(x.dtype, copy=True)
         return out if result is out else out.copy_(result)
 
     def apply_to_all(self, tensors: Sequence[Tensor], step: float | Tensor) -> None:
@@ -163,7 +164,7 @@ class Penalty(ABC):
                 self.apply(x, step, out=x)
             return
         for x in tensors:
-            if x.numel() and (result := self._prox(x, step, x)) is not x:
+            if x.numel() and (result := self._prox_by_parts(x, step, x)) is not x:
                 x.copy_(result)
 
     def _apply_to_parts(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
@@ -185,8 +186,27 @@ class Penalty(ABC):
         """What this process holds of the prox."""
         seen = self._seen(x)
         if seen is x or self.separable:
-            return self._prox(seen, step, out) if seen.numel() else seen
-        return shards.part_of(self._prox(seen, step, None), x)
+            return self._prox_by_parts(seen, step, out) if seen.numel() else seen
+        return shards.part_of(self._prox_by_parts(seen, step, None), x)
+
+    def _prox_by_parts(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        """`_prox`, of a large tensor part by part where that can be."""
+        rows = rows_to_a_part(x)
+        if rows is None or not self.acts_on_rows(x):
+            return self._prox(x, step, out)
+        out = torch.empty_like(x) if out is None else out
+        for part, target in zip(torch.split(x, rows), torch.split(out, rows), strict=True):
+            if (result := self._prox(part, step, target)) is not target:
+                target.copy_(result)
+        return out
+
+    def acts_on_rows(self, x: Tensor) -> bool:
+        """Whether the prox of ``x`` is made of those of its rows, along the first axis."""
+        return self.separable and not self._has_tensors()
+
+    def _has_tensors(self) -> bool:
+        """Whether a field is a tensor, such as weights of all elements; then rows are not alike."""
+        return any(isinstance(value, Tensor) for value in vars(self).values())
 
     def check(self, x: Tensor) -> None:  # noqa: B027  most penalties fit every tensor
         """Raise a ``ValueError`` if this penalty does not fit the shape of ``x``."""
@@ -223,6 +243,9 @@ class Grouped(WithDim):
             return None
         groups = Groups(x, self.dim)
         return int(groups.total(groups.sum(groups.elements != 0) == 0)), groups.count
+
+    def acts_on_rows(self, x: Tensor) -> bool:
+        return (self.separable or 0 in indexing_axes(x, self.dim)) and not self._has_tensors()
 
     def _seen(self, x: Tensor) -> Tensor:
         return shards.local(x) if self.separable else x

@@ -113,7 +113,7 @@ class L1Ball(Grouped, Constraint):
         magnitudes = groups.elements.abs()
         inside = groups.sum(magnitudes) <= self.radius
         nearest = project_simplex_(magnitudes, self.radius, groups).copysign_(groups.elements)
-        return torch.where(inside.squeeze(-1), groups.tensor, nearest.squeeze(-1), out=out)
+        return torch.where(groups.onto_tensor(inside), groups.tensor, groups.onto_tensor(nearest), out=out)
 
 
 @dataclass
@@ -141,7 +141,7 @@ class L2Ball(Grouped, Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
-        norms = group_norms(groups, groups.elements).squeeze(-1)
+        norms = groups.onto_tensor(group_norms(groups, groups.elements))
         # radius/norms may be too small a number where the product is not
         return torch.where(norms <= self.radius, groups.tensor, groups.tensor / norms * self.radius, out=out)
 
@@ -203,7 +203,7 @@ class Simplex(Grouped, Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
-        result = project_simplex_(groups.elements.clone(), self.radius, groups).squeeze(-1)
+        result = groups.onto_tensor(project_simplex_(groups.elements.clone(), self.radius, groups))
         return result if out is None else out.copy_(result)
 
 
@@ -234,7 +234,6 @@ class TopK(Grouped, Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
-        stays = (
-            mask_of_largest(groups, self.k).squeeze(-1) | groups.tensor.isnan()
-        )  # a NaN shows, also where it is not large
+        # a NaN shows, also where it is not large
+        stays = groups.onto_tensor(mask_of_largest(groups, self.k)) | groups.tensor.isnan()
         return torch.where(stays, groups.tensor, groups.tensor.new_zeros(()), out=out)

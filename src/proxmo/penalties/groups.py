@@ -37,9 +37,8 @@ def group_norms(groups: Groups, values: Tensor) -> Tensor:
 
 def shrink_groups(groups: Groups, x: Tensor, threshold: float | Tensor, out: Tensor | None) -> Tensor:
     """x_g·max(1 − threshold/‖x_g‖₂, 0) for each group of ``x``."""
-    norms = group_norms(groups, x.unsqueeze(-1))
-    gain = torch.where(norms <= threshold, 0.0, (norms - threshold) / norms)
-    return torch.mul(x, gain.squeeze(-1), out=out)
+    norms = groups.onto_tensor(group_norms(groups, x.reshape(groups.elements.shape)))
+    return torch.mul(x, torch.where(norms <= threshold, 0.0, (norms - threshold) / norms), out=out)
 
 
 @dataclass
@@ -97,7 +96,7 @@ class GroupLInf(Grouped):
 
     def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
-        level = cap(groups.elements.abs(), step * self.strength, groups).squeeze(-1)
+        level = groups.onto_tensor(cap(groups.elements.abs(), step * self.strength, groups))
         return torch.clamp(groups.tensor, 0.0 - level, level, out=out)  # 0 − 0 is 0 where −0 would be -0.0
 
 

@@ -27,8 +27,9 @@ from proxmo.penalties.axes import Groups, as_rows
 
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in FLOATING}
 # Measured on a CPU: below either bound the sort wins, at both it is a draw.
-_SHORT_ROW = 16
-_FEW_ELEMENTS = 8192
+_SHORT_ROW = 32
+_FEW_ELEMENTS = 1 << 16
+_FEW_ROUNDINGS = 16  # do not add up to much
 
 
 @overload
@@ -54,12 +55,11 @@ def project_simplex_(y: Tensor, radius: float, groups: Groups) -> Tensor:
     """
     radius = fit(radius, y.dtype)
     _, level = _measure_from_top_(y, radius, groups)
-    y.sub_(level)
-    y.masked_fill_(y <= level * -torch.finfo(y.dtype).eps, 0)  # NaN stays
-    if groups.length <= _SHORT_ROW:
-        return y
+    rounding = level * -torch.finfo(y.dtype).eps
+    active = y.sub_(level + rounding).relu_().sign()
+    if groups.length <= _FEW_ROUNDINGS:
+        return y.add_(active.mul_(rounding))
     # The error of rounding τ enters each element. The elements have finer digits than τ: share out what is missing.
-    active = y.sign()
     reached, count = groups.add_up(y.sum(groups.axes, keepdim=True), active.sum(groups.axes, keepdim=True))
     share = (radius - reached) / count.clamp(min=1)
     return y.add_(active.mul_(share)).relu_()
@@ -84,21 +84,32 @@ def _measure_from_top_(y: Tensor, radius: float | Tensor, groups: Groups) -> tup
         top = groups.amax(y)
         y.sub_(top)
         return top, _level_by_newton(y, radius, groups)
-    descending = as_rows(y, groups.axes).sort(dim=-1, descending=True).values
-    shape = [1 if axis in groups.axes else size for axis, size in enumerate(y.shape)]
-    top = descending[..., :1]
-    level = _level_of_sorted(descending - top, radius).reshape(shape)
-    top = top.reshape(shape)
+    rows = as_rows(y, groups.axes)
+    top, level = _level_by_sort(rows, radius)
+    if rows is not y:
+        shape = [1 if axis in groups.axes else size for axis, size in enumerate(y.shape)]
+        top, level = top.reshape(shape), level.reshape(shape)
     y.sub_(top)
     if compiling:  # compiled sums are not taken in float64, and a step of Newton's method mends their rounding
         level, _ = _newton_step(y, radius, groups, level, torch.empty_like(y))
     return top, level
 
 
-def _level_of_sorted(descending: Tensor, radius: float | Tensor) -> Tensor:
-    """The highest of the levels at which the k largest elements alone would add up to ``radius``, k = 1, 2, …"""
-    ranks = torch.arange(1, descending.shape[-1] + 1, dtype=descending.dtype, device=descending.device)
-    return descending.cumsum(-1).sub_(radius).div_(ranks).amax(-1)
+def _level_by_sort(rows: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:
+    """The largest element of each row, and the highest of the levels at which the k largest alone make the radius."""
+    ascending = _sorted(rows.neg())
+    top = ascending[..., :1]
+    ranks = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
+    depths = (ascending - top).cumsum(-1).add_(radius).div_(ranks)
+    return top.neg(), depths.amin(-1, keepdim=True).neg_()
+
+
+def _sorted(rows: Tensor) -> Tensor:
+    """In ascending order along the last axis; ``rows`` may be written over."""
+    if not rows.is_cpu or torch.compiler.is_compiling():
+        return rows.sort(dim=-1).values
+    rows.numpy().sort()  # several times faster than torch, which keeps track of indices as well
+    return rows
 
 
 def _newton_step(

@@ -1,0 +1,93 @@
+"""Steps of large tensors go part by part, and give what steps of small ones do."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+import proxmo
+from penalties.cases import CASES, Case, noise, tolerance
+from proxmo import ProxSGD, parts
+from proxmo.optim import large
+
+SHAPES = [(40,), (12, 5), (3, 50), (10, 3, 2, 2), (2, 2)]
+
+
+def run(dtype: torch.dtype, shapes: list[tuple[int, ...]] = SHAPES, **options: Any) -> tuple[list[Tensor], list[Any]]:
+    params = [Parameter(noise(shape, dtype, seed=k)) for k, shape in enumerate(shapes)]
+    optimizer = ProxSGD(params, **{"lr": 0.3, "momentum": 0.8, **options})
+    for step in range(3):
+        for k, p in enumerate(params):
+            gradient = noise(tuple(p.shape), dtype, seed=100 * step + k)
+            p.grad = gradient.t().contiguous().t() if gradient.dim() == 2 else gradient  # strides of its own
+        optimizer.step()
+    return [p.detach() for p in params], [optimizer.state[p].get("momentum_buffer") for p in params]
+
+
+@pytest.fixture
+def all_are_large(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Which moves were made as those of large tensors."""
+    monkeypatch.setattr(parts, "PART", 12)
+    monkeypatch.setattr(large, "LARGE", 10)
+    taken: list[Any] = []
+    take = large._take_step
+    monkeypatch.setattr(large, "_take_step", lambda group, move: (taken.append(move), take(group, move)))
+    return taken
+
+
+@pytest.mark.parametrize("case", [None, *CASES], ids=str)
+def test_every_penalty(case: Case | None, all_are_large: list[Any]) -> None:
+    shapes = [shape for shape in SHAPES if case is None or len(shape) >= case.axes]
+    penalty = None if case is None else case.make(0.3)
+    expected = run(torch.float64, shapes, penalty=penalty, foreach=True)
+    assert not all_are_large
+    found = run(torch.float64, shapes, penalty=penalty)
+    assert len(all_are_large) == 3 * sum(prod(shape) >= large.LARGE for shape in shapes)
+    torch.testing.assert_close(found, expected, rtol=0, atol=3 * tolerance(torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        ({"momentum": 0.0}, True),
+        ({"initial": "zero"}, True),
+        ({"maximize": True}, True),
+        ({"lr": 0.0}, True),
+        ({"lr": torch.tensor(0.3)}, False),
+        ({"momentum_dtype": torch.float64}, False),
+        ({"foreach": False}, True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("penalty", [None, proxmo.L1(0.1), proxmo.GroupL2(0.3), proxmo.Simplex(2.0)], ids=str)
+def test_every_option(
+    penalty: proxmo.Penalty | None, options: dict[str, Any], taken: bool, all_are_large: list[Any]
+) -> None:
+    expected = run(torch.float32, penalty=penalty, **{**options, "foreach": True})
+    found = run(torch.float32, penalty=penalty, **options)
+    assert bool(all_are_large) == taken
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_half_precision_rounds_once() -> None:
+    found, expected = (
+        run(torch.bfloat16, penalty=proxmo.L1(0.1)),
+        run(torch.bfloat16, penalty=proxmo.L1(0.1), foreach=True),
+    )
+    assert all(map(torch.equal, found[0], expected[0]))
+
+
+def test_certificates_are_those_of_whole_parameters(all_are_large: list[Any]) -> None:
+    x = Parameter(noise((40,), torch.float64))
+    optimizer = ProxSGD([x], lr=0.5, penalty=proxmo.L1(0.1))
+    optimizer.certify = True
+    x.grad = torch.zeros_like(x)
+    optimizer.step()
+    assert optimizer.certificate(x).subgradient.shape == x.shape
+    assert not all_are_large
