@@ -94,7 +94,7 @@ def run(loop: Loop, work: Table, numbers: NDArray[Any]) -> None:
     All of the constants must be there, `CONSTANTS` in number; a prox reads those that it has.
     """
     header = np.array([0, len(work), work.ctypes.data, numbers.ctypes.data], np.int64)
-    threads = torch.get_num_threads()
+    threads = torch.get_num_threads() if len(work) > 1 else 1
     if threads > 1:
         threads = min(threads, -(-int(work[:, -2] @ work[:, -1]) // FOR_ONE_THREAD))
     _start(_taking_tasks(loop, numbers.dtype), header.ctypes.data, threads)

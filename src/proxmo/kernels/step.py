@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
 
-from proxmo.kernels.compiled import CONSTANTS, Loop, run, tasks, view
-from proxmo.kernels.elementwise import ELEMENTWISE
+from proxmo.kernels.compiled import CHUNK, CONSTANTS, Loop, run, tasks, view
+from proxmo.kernels.elementwise import ELEMENTWISE, Elementwise
 from proxmo.kernels.moves import Move, which_fit
-from proxmo.kernels.rows import ROWS
+from proxmo.kernels.rows import ROWS, Rows
 from proxmo.penalties.axes import indexing_axes
 from proxmo.penalties.base import Penalty
 from proxmo.penalties.thresholds import fit
@@ -41,7 +42,7 @@ def has_kernel_for(penalty: Penalty | None, x: Tensor) -> bool:
 
 def takes(penalty: Penalty, x: Tensor) -> bool:
     """Whether `prox` can be asked for this tensor and ones like it."""
-    return has_kernel_for(penalty, x) and all(which_fit([Move(x, x, None)]))
+    return has_kernel_for(penalty, x) and which_fit([Move(x, x, None)])[0]
 
 
 def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | None) -> None:
@@ -52,37 +53,49 @@ def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | 
     kinds: dict[tuple[torch.dtype, bool], list[Move]] = {}
     for move in moves:
         kinds.setdefault((move.param.dtype, move.gradient is None), []).append(move)
-    for (_, given), alike in kinds.items():
+    for (dtype, given), alike in kinds.items():
         params, directions, gradients = map(list, zip(*alike, strict=True))
-        _run([params, directions, directions if given else gradients], lr, 0.0 if given else weight, penalty, abs(lr))
+        elements = np.array(list(map(Tensor.numel, params)), dtype=np.int64)
+        rows = np.array(_rows(penalty, params), dtype=np.int64)
+        work = tasks([params, directions, directions if given else gradients], rows, elements // rows)
+        run(_loop(penalty), work, _numbers(dtype, lr, 0.0 if given else weight, penalty, abs(lr)))
+        torch.autograd.graph.increment_version(params + directions)
 
 
 def prox(x: Tensor, step: float, penalty: Penalty, out: Tensor) -> None:
     """out ← prox(x), for tensors that are alike in memory; ``out`` may be ``x``."""
-    _run([[out], [], [x]], 0.0, 0.0, penalty, step)
-
-
-def _run(columns: list[list[Tensor]], lr: float, weight: float, penalty: Penalty | None, step: float) -> None:
-    """Go through columns of parameters, directions and gradients, which are all of one dtype.
-
-    Without directions, parameters become the prox of what is in the place of gradients.
-    """
-    params, kind = columns[0], None if penalty is None else type(penalty)
-    elements = np.array(list(map(Tensor.numel, params)), dtype=np.int64)
-    if kind in ELEMENTWISE:
-        prox, constants = ELEMENTWISE[kind]
-        loop, rows = _elementwise_loop(prox), elements
+    (rows,) = _rows(penalty, [x])
+    width = x.numel() // rows
+    if x.numel() <= CHUNK:  # one task, in short, since small tensors take little time besides
+        work = np.array([[out.data_ptr(), 0, x.data_ptr(), rows, width]], dtype=np.int64)
     else:
-        assert kind is not None
-        prox, constants = ROWS[kind]
-        one_row = penalty.dim in (None, ())  # type: ignore[union-attr]
-        loop, rows = _row_loop(prox), np.array([1 if one_row else p.shape[0] for p in params], dtype=np.int64)
-    dtype = params[0].dtype
-    numbers = np.zeros(2 + CONSTANTS, NUMBERS[dtype])
-    values = [lr, weight, *(_within(c, dtype) for c in constants(penalty, step))]
-    numbers[: len(values)] = values
-    run(loop, tasks(columns, rows, elements // rows), numbers)
-    torch.autograd.graph.increment_version(columns[0] + columns[1])
+        work = tasks([[out], [], [x]], np.array([rows]), np.array([width]))
+    run(_loop(penalty), work, _numbers(x.dtype, 0.0, 0.0, penalty, step))
+    torch.autograd.graph.increment_version(out)
+
+
+def _kernel(penalty: Penalty | None) -> Elementwise | Rows:
+    kind = None if penalty is None else type(penalty)
+    return ELEMENTWISE[kind] if kind is None or kind in ELEMENTWISE else ROWS[kind]
+
+
+def _rows(penalty: Penalty | None, params: list[Tensor]) -> list[int]:
+    """Of how many rows each consists: groups of the penalty, or single elements."""
+    if isinstance(_kernel(penalty), Elementwise):
+        return list(map(Tensor.numel, params))
+    one_row = penalty.dim in (None, ())  # type: ignore[union-attr]
+    return [1 if one_row else p.shape[0] for p in params]
+
+
+def _loop(penalty: Penalty | None) -> Loop:
+    kernel = _kernel(penalty)
+    return _elementwise_loop(kernel.prox) if isinstance(kernel, Elementwise) else _row_loop(kernel.prox)
+
+
+def _numbers(dtype: torch.dtype, lr: float, weight: float, penalty: Penalty | None, step: float) -> NDArray[Any]:
+    """lr, weight and the constants of the prox, of which there is room for `CONSTANTS`."""
+    values = [lr, weight, *(_within(c, dtype) for c in _kernel(penalty).constants(penalty, step))]
+    return np.array(values + [0.0] * (2 + CONSTANTS - len(values)), dtype=NUMBERS[dtype])
 
 
 def _within(value: float, dtype: torch.dtype) -> float:
