@@ -120,6 +120,12 @@ def test_every_layout(layout: str, penalty: proxmo.Penalty | None) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=bound)
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_an_lr_beyond_the_numbers_is_refused(is_fused: bool) -> None:
+    with pytest.raises(RuntimeError, match="overflow"):
+        run([(3,)], torch.float32, is_fused, lr=1e300)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     "penalty",

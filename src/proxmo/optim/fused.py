@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from proxmo import shards
 from proxmo.kernels import loops
 from proxmo.kernels.moves import Move, which_fit
@@ -22,7 +24,8 @@ def check_fused(group: Group) -> None:
 def take_fused_steps(group: Group, moves: list[Move]) -> list[Move]:
     """Take the moves that compiled loops can take, prox included; returns the others."""
     kernels, lr, penalty, units = loops(), float(group["lr"]), group["penalty"], group["units"]
-    if kernels is None or lr == 0:  # a step of zero leaves constraints alone
+    # a step of zero leaves constraints alone, and one beyond float32 is torch's to refuse
+    if kernels is None or not 0 < lr <= torch.finfo(torch.float32).max:
         return moves
     divided = shards.any_divided([move.param for move in moves])
     parts = list(map(_part, moves)) if divided else moves
