@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from proxmo.experiments import synthetic
 from proxmo.experiments.comparison import Comparison
@@ -77,6 +77,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
         for method, setting in settings.items():
             _draw_runs(axes, comparison, setting, measure, method)
         axes.set(title=label, xlabel="epoch")
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         if measure == "zero_weights":
             top = max(0.05, axes.get_ylim()[1])
             axes.set_ylim(-0.03 * top, top)  # so that a line at zero is seen

@@ -58,8 +58,9 @@ class Penalty(ABC):
     a step > 0; checks, half precision, ``out=``, a step of zero and empty tensors are handled for them. ``_prox``
     writes to ``out`` if it is given (it may be ``x``), or returns a new tensor, which is then copied. Of a tensor that
     is divided among processes (``DTensor``) they see the own part if ψ is separable; all of it otherwise, which has to
-    be gathered. Fields of the types in `proxmo.penalties.base` (``NonNegativeFloat``, ``PositiveFloat``, ``AnyFloat``,
-    ``Count``, ``Dim``) are checked whenever they are set. For a set to project onto, see `Constraint`.
+    be gathered. Of a large tensor ``_prox`` sees some rows at a time if ψ is separable and its fields are numbers.
+    Fields of the types in `proxmo.penalties.base` (``NonNegativeFloat``, ``PositiveFloat``, ``AnyFloat``, ``Count``,
+    ``Dim``) are checked whenever they are set. For a set to project onto, see `Constraint`.
 
     >>> from dataclasses import dataclass
     >>> import torch, proxmo
@@ -202,11 +203,11 @@ class Penalty(ABC):
 
     def acts_on_rows(self, x: Tensor) -> bool:
         """Whether the prox of ``x`` is made of those of its rows, along the first axis."""
-        return self.separable and not self._has_tensors()
+        return self.separable and self._is_uniform()
 
-    def _has_tensors(self) -> bool:
-        """Whether a field is a tensor, such as weights of all elements; then rows are not alike."""
-        return any(isinstance(value, Tensor) for value in vars(self).values())
+    def _is_uniform(self) -> bool:
+        """Whether all rows are treated alike: not if a field has, say, weights of all elements."""
+        return all(name == "dim" or isinstance(value, (int, float)) for name, value in vars(self).items())
 
     def check(self, x: Tensor) -> None:  # noqa: B027  most penalties fit every tensor
         """Raise a ``ValueError`` if this penalty does not fit the shape of ``x``."""
@@ -245,7 +246,7 @@ class Grouped(WithDim):
         return int(groups.total(groups.sum(groups.elements != 0) == 0)), groups.count
 
     def acts_on_rows(self, x: Tensor) -> bool:
-        return (self.separable or 0 in indexing_axes(x, self.dim)) and not self._has_tensors()
+        return (self.separable or 0 in indexing_axes(x, self.dim)) and self._is_uniform()
 
     def _seen(self, x: Tensor) -> Tensor:
         return shards.local(x) if self.separable else x
