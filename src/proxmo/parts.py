@@ -9,9 +9,26 @@ from torch.nn import Parameter
 PART = 1 << 19  # elements: measured, with the few buffers of a prox; smaller parts are all overhead of calls
 
 
+def is_at_hand(x: Tensor) -> bool:
+    """Whether ``x`` is an ordinary tensor in the memory of the CPU, and its numbers are all that is asked for.
+
+    Where operations are recorded (`torch.compile`, `torch.jit.trace`, `make_fx`, autograd) or stand for others
+    (`torch.vmap`), what is done beside torch would be lost.
+    """
+    return (
+        type(x) in (Tensor, Parameter)
+        and x.is_cpu
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None
+    )
+
+
 def rows_to_a_part(x: Tensor) -> int | None:
     """How many indices of the first axis make a part, for `torch.split`; ``None`` where ``x`` is best left whole."""
-    if x.numel() < 2 * PART or type(x) not in (Tensor, Parameter) or not x.is_cpu or torch.compiler.is_compiling():
+    if x.numel() < 2 * PART or not is_at_hand(x) or x.stride(0) == 0:
         return None
     rows = max(PART * x.shape[0] // x.numel(), 1)
     return rows if rows < x.shape[0] else None

@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -126,6 +127,25 @@ def test_an_lr_beyond_the_numbers_is_refused(is_fused: bool) -> None:
         run([(3,)], torch.float32, is_fused, lr=1e300)
 
 
+@pytest.mark.parametrize("elements", [50, 200])
+def test_a_parameter_that_was_resized_is_refused(elements: int) -> None:
+    """As by plain steps: averages would be read beyond their end."""
+    x = Parameter(torch.ones(100))
+    x.grad = torch.ones(100)
+    optimizer = ProxSGD([x], fused=True)
+    optimizer.step()
+    x.data = torch.ones(elements)
+    x.grad = torch.ones(elements)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("penalty", [proxmo.Simplex(dim=0), proxmo.L1Ball(1.0, dim=0), proxmo.GroupLInf(1.0)], ids=str)
+def test_sums_beyond_the_largest_number(penalty: proxmo.Penalty) -> None:
+    x = torch.full((1, 4), 2e38)
+    torch.testing.assert_close(penalty.prox(x, 1.0, fused=True), penalty.prox(x, 1.0))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     "penalty",
@@ -181,6 +201,24 @@ def test_the_prox_of_what_takes_many_tasks(penalty: proxmo.Penalty) -> None:
         torch.testing.assert_close(in_another_order, expected, rtol=0, atol=bound)
 
 
+def test_an_out_that_overlaps_with_the_input() -> None:
+    memory = noise((5000,), torch.float32)
+    expected = proxmo.L1(0.3).prox(memory[:-1000], 1.0)
+    found = proxmo.L1(0.3).prox(memory[:-1000], 1.0, out=memory[1000:], fused=True)
+    torch.testing.assert_close(found, expected)
+
+
+def test_where_operations_are_recorded_a_prox_is_plain() -> None:
+    penalty, x = proxmo.Simplex(dim=0), noise((3, 20), torch.float32)
+
+    def prox(x: Tensor) -> Tensor:
+        return penalty.prox(x, 1.0, fused=True)
+
+    expected = penalty.prox(x, 1.0)
+    torch.testing.assert_close(torch.compile(prox, backend="eager")(x), expected)
+    torch.testing.assert_close(torch.vmap(prox)(torch.stack([x, x]))[0], expected)
+
+
 def test_joint_units_and_mixed_lists() -> None:
     results = []
     for is_fused in (True, False):
@@ -205,6 +243,15 @@ def test_autograd_knows_that_a_parameter_was_changed() -> None:
     ProxSGD([x], fused=True).step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_autograd_knows_that_a_gradient_was_only_read() -> None:
+    x, weight = Parameter(torch.ones(3)), torch.ones(3, requires_grad=True)
+    x.grad = torch.ones(3)
+    product = (weight * x.grad).sum()
+    ProxSGD([x], momentum=0.0, fused=True).step()
+    product.backward()
+    assert torch.equal(weight.grad, torch.ones(3))
 
 
 def test_checkpoints_go_between_both_ways() -> None:
@@ -256,6 +303,20 @@ def test_a_forked_child_does_not_wait_for_threads_that_it_has_not() -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert ended == (child, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_nor_if_it_is_the_first_to_fuse() -> None:
+    script = """
+import os, torch, proxmo
+torch.set_num_threads(2)
+x = torch.randn(4, 70_000).exp()  # starts the threads of the parent
+if os.fork() == 0:
+    assert proxmo.L1(0.1).prox(x, 1.0, fused=True)[0, :9].min() >= 0  # few enough for one thread
+    os._exit(0)
+raise SystemExit(os.wait()[1])
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=100)
 
 
 def test_nothing_is_compiled_again_when_a_scheduler_changes_numbers() -> None:

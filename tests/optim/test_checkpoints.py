@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,20 @@ def test_a_checkpoint_that_does_not_fit_raises_and_changes_nothing(
         optimizer.load_state_dict(state)
     assert optimizer.state_dict() == before
     assert optimizer.param_groups[0]["penalty"] is live
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (2,), (1, 2)], ids=str)
+def test_state_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    saved, live = (torch.ones(shape, requires_grad=True), torch.ones(2, 2, requires_grad=True))
+    optimizers = []
+    for x in (saved, live):
+        x.grad = torch.ones_like(x)
+        optimizers.append(proxmo.ProxSGD([x]))
+        optimizers[-1].step()
+    before = copy.deepcopy(optimizers[1].state_dict())
+    with pytest.raises(ValueError, match=re.escape(f"state of shape {shape} for a parameter of shape (2, 2)")):
+        optimizers[1].load_state_dict(optimizers[0].state_dict())
+    assert str(optimizers[1].state_dict()) == str(before)
 
 
 def test_one_penalty_cannot_be_loaded_with_two_values() -> None:

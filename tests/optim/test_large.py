@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -74,13 +75,48 @@ def test_every_option(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
+def test_half_precision_rounds_once(all_are_large: list[Any]) -> None:
+    """It is left to the other way, which computes in float32."""
+    found, _ = run(torch.bfloat16, penalty=proxmo.L1(0.1))
+    assert not all_are_large
+    expected, _ = run(torch.bfloat16, penalty=proxmo.L1(0.1), foreach=True)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("elements", [20, 80])
 @pytest.mark.usefixtures("all_are_large")
-def test_half_precision_rounds_once() -> None:
-    found, expected = (
-        run(torch.bfloat16, penalty=proxmo.L1(0.1)),
-        run(torch.bfloat16, penalty=proxmo.L1(0.1), foreach=True),
-    )
-    assert all(map(torch.equal, found[0], expected[0]))
+def test_a_parameter_that_was_resized_is_refused(elements: int) -> None:
+    x = Parameter(torch.ones(40))
+    x.grad = torch.ones(40)
+    optimizer = ProxSGD([x])
+    optimizer.step()
+    x.data = torch.ones(elements)
+    x.grad = torch.ones(elements)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        optimizer.step()
+
+
+@dataclass
+class ForFortyRows(proxmo.Penalty):
+    """|x| for tensors of 40 rows only."""
+
+    strength: float
+    convex: ClassVar[bool] = True
+    separable: ClassVar[bool] = True
+
+    def check(self, x: Tensor) -> None:
+        if x.shape[0] != 40:
+            raise ValueError(f"x must have 40 rows, got {x.shape[0]}")
+
+    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        return proxmo.L1(self.strength).prox(x, step, out=out)
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_a_penalty_is_asked_whether_it_fits_the_parameter_not_its_parts() -> None:
+    found, _ = run(torch.float64, [(40,)], penalty=ForFortyRows(0.3))
+    expected, _ = run(torch.float64, [(40,)], penalty=proxmo.L1(0.3))
+    assert torch.equal(found[0], expected[0])
 
 
 def test_certificates_are_those_of_whole_parameters(all_are_large: list[Any]) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import proxmo
 from penalties.cases import CASES, Case, noise, tolerance
 from proxmo import parts
+from proxmo.penalties.base import Dim, Grouped
 
 SHAPES = [(40,), (12, 5), (3, 50), (10, 3, 2, 2)]
 
@@ -48,6 +51,82 @@ def test_every_penalty(case: Case, step: float | Tensor, dtype: torch.dtype, mon
             whole = penalty.prox(x, step)
         torch.testing.assert_close(found, whole, rtol=0, atol=tolerance(dtype))
         assert torch.equal(found, in_place)
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.t().contiguous().t(),
+    "with gaps": lambda x: torch.stack([x, x], -1)[..., 0],
+    "one row for all": lambda x: x[:1].expand_as(x),
+    "not a number": lambda x: torch.where(x == x[7, 3], torch.nan, x),
+}
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("penalty", [proxmo.L1(0.3), proxmo.GroupLInf(0.5), proxmo.Simplex(dim=0)], ids=str)
+def test_every_layout(penalty: proxmo.Penalty, layout: str) -> None:
+    x = LAYOUTS[layout](noise((12, 5)))
+    expected = torch.cat([penalty.prox(row, 1.0) for row in x.contiguous().split(1)])
+    torch.testing.assert_close(penalty.prox(x, 1.0), expected, equal_nan=True)
+    other = torch.empty(5, 12, dtype=x.dtype).t()
+    assert penalty.prox(x, 1.0, out=other) is other
+    torch.testing.assert_close(other, expected, equal_nan=True)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_out_that_overlaps_with_the_input() -> None:
+    square = noise((6, 6))
+    expected = proxmo.L1(0.3).prox(square.clone(), 1.0)
+    proxmo.L1(0.3).prox(square, 1.0, out=square.t())
+    torch.testing.assert_close(square.t(), expected)
+    same_row = torch.empty(1, 6, dtype=square.dtype).expand(6, 6)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        proxmo.L1(0.3).prox(square, 1.0, out=same_row)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        proxmo.L1(0.3).prox(same_row, 1.0, out=same_row)
+
+
+@dataclass
+class LargestGroups(Grouped):
+    """At most k groups that are not zero: groups are not on their own."""
+
+    k: int
+    dim: Dim = 0
+    convex: ClassVar[bool] = False
+    separable: ClassVar[bool] = False
+
+    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        norms = x.norm(dim=1, keepdim=True)
+        return torch.where(norms >= norms.flatten().topk(self.k).values[-1], x, 0.0)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_groups_that_are_not_on_their_own_are_seen_together() -> None:
+    assert (LargestGroups(3).prox(noise((12, 5)), 1.0) != 0).any(1).sum() == 3
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("shape", [(12, 5), (4, 30)], ids=str)  # by sort and by Newton's method where they are large
+@pytest.mark.parametrize("penalty", [proxmo.SquaredL2(0.3), proxmo.GroupLInf(0.5), proxmo.Simplex(dim=0)], ids=str)
+def test_operations_that_are_recorded(penalty: proxmo.Penalty, shape: tuple[int, int]) -> None:
+    """What is recorded with some numbers must be right for others."""
+
+    def prox(x: Tensor) -> Tensor:
+        return penalty.prox(x, 1.0)
+
+    first, second = noise(shape), noise(shape, seed=1)
+    expected = prox(second)
+    torch.testing.assert_close(torch.vmap(prox)(torch.stack([first, second]))[1], expected)
+    torch.testing.assert_close(make_fx(prox)(first)(second), expected)
+    with warnings.catch_warnings(action="ignore"):  # torch.jit is deprecated
+        torch.testing.assert_close(torch.jit.trace(prox, first)(second), expected)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_autograd_goes_through_a_prox_that_is_applied() -> None:
+    x = noise((12, 5)).requires_grad_()
+    proxmo.L1(0.3).apply(x, 1.0, None).sum().backward()
+    torch.testing.assert_close(x.grad, (x.abs() > 0.3).double())
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,11 @@ rounding; what it cannot take is left to the plain path. numba is imported when 
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from types import ModuleType
+
+LOADED_BY = os.getpid()  # a forked child has none of the threads of its parent, and OpenMP would wait for them
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """What all compiled loops share: typed views of memory, a table of tasks, and threads that take tasks from it.
 
-Loops are compiled by numba when they are first needed, for the type that they are needed for, which takes one to four
+Loops are compiled by numba when they are first needed, for the type that they are needed for, which takes one to three
 seconds; numbers that a scheduler changes are arguments. The threads are as many as `torch.get_num_threads()`, and they
 are torch's own where that can be: its OpenMP keeps them awake after each of its operations, so that others would find
 no free core.
@@ -22,13 +22,14 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
+from proxmo.kernels import LOADED_BY
+
 Loop = Callable[..., None]
 Table = NDArray[np.int64]
 CHUNK = 1 << 16  # elements to a task: in cache, and few enough tasks to be dealt out quickly
 FOR_ONE_THREAD = 1 << 15  # elements, as in torch
 LINE = 5  # numbers to a task: where its parameters, directions and gradients begin, its rows, the width of a row
 CONSTANTS = 6  # the most that a prox has
-LOADED_BY = os.getpid()  # a forked child has none of the threads of its parent, and OpenMP would wait for them
 # Sums may be taken in any order, so that they are vectorised; NaN, infinities and signed zeros are as ever.
 REORDERED = {"reassoc", "contract"}
 

@@ -31,12 +31,15 @@ def which_fit(moves: Sequence[Move]) -> list[bool]:
 
 def _fit(moves: Sequence[Move]) -> bool:
     tensors = [t for move in moves for t in move if t is not None]
+    sizes = [move.param.numel() for move in moves]
     return (
         set(map(type, tensors)) <= {Parameter, Tensor}
         and all(map(attrgetter("is_cpu"), tensors))
         and set(map(attrgetter("dtype"), tensors)) in DTYPES
         and not any(map(Tensor.is_neg, tensors))
-        and all(move.param.numel() for move in moves)
+        and all(sizes)
+        and sizes == [move.direction.numel() for move in moves]
+        and all(move.gradient is None or move.gradient.numel() == size for move, size in zip(moves, sizes, strict=True))
         and (all(map(Tensor.is_contiguous, tensors)) or all(map(_have_rows, moves)))
     )
 
@@ -46,4 +49,5 @@ def _have_rows(move: Move) -> bool:
     x, direction, gradient = move
     orders = {4: (torch.contiguous_format, torch.channels_last), 5: (torch.contiguous_format, torch.channels_last_3d)}
     ordered = any(x.is_contiguous(memory_format=order) for order in orders.get(x.dim(), (torch.contiguous_format,)))
-    return ordered and x.stride() == direction.stride() and (gradient is None or x.stride() == gradient.stride())
+    others = [t for t in (direction, gradient) if t is not None]
+    return ordered and all(t.shape == x.shape and t.stride() == x.stride() for t in others)

@@ -59,7 +59,9 @@ def _levels(read: Any) -> Any:
     def level_below_top(row: Any, total: Any, top: Any, radius: Any) -> Any:
         """θ ≤ 0 with Σ max(read(x) − top − θ, 0) = radius, and how many elements are above."""
         zero, one = row.dtype.type(0), row.dtype.type(1)
-        theta = max((total - len(row) * float(top) - radius) / len(row), -float(radius))
+        theta = -float(radius)
+        if total < np.inf:  # not an overflow
+            theta = max((total - len(row) * float(top) - radius) / len(row), theta)
         before = -1.0
         for _ in range(MOST_PASSES):
             level = row.dtype.type(theta)
@@ -119,7 +121,7 @@ def _cap(row: Any, c: Any) -> None:
     total, top = _sum_of_magnitudes(row)
     if total <= c[0]:
         row[:] = 0
-    elif not math.isfinite(total):
+    elif math.isnan(total) or top == np.inf:
         row[:] = np.nan
     else:
         theta, _ = _level_of_magnitudes(row, total, top, c[0])
@@ -154,7 +156,7 @@ def _l1_ball(row: Any, c: Any) -> None:
     total, top = _sum_of_magnitudes(row)
     if total <= c[0]:
         return
-    if not math.isfinite(total):
+    if math.isnan(total) or top == np.inf:
         row[:] = np.nan
         return
     theta, _ = _level_of_magnitudes(row, total, top, c[0])

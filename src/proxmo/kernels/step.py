@@ -59,7 +59,7 @@ def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | 
         rows = np.array(_rows(penalty, params), dtype=np.int64)
         work = tasks([params, directions, directions if given else gradients], rows, elements // rows)
         run(_loop(penalty), work, _numbers(dtype, lr, 0.0 if given else weight, penalty, abs(lr)))
-        torch.autograd.graph.increment_version(params + directions)
+        torch.autograd.graph.increment_version(params if given else params + directions)
 
 
 def prox(x: Tensor, step: float, penalty: Penalty, out: Tensor) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from proxmo.kernels.moves import Move
 from proxmo.optim.base import Group
-from proxmo.parts import rows_to_a_part
+from proxmo.parts import is_at_hand, rows_to_a_part
 from proxmo.penalties.base import Penalty
 
 LARGE = 1 << 16  # elements, from which on calls take little beside them
@@ -31,11 +30,9 @@ def _is_large(move: Move) -> bool:
     param, direction, gradient = move
     return (
         param.numel() >= LARGE
-        and param.is_cpu
-        and type(param) in (Tensor, Parameter)
+        and is_at_hand(param)
         and param.dtype in (torch.float32, torch.float64)
-        and direction.dtype == param.dtype
-        and (gradient is None or gradient.dtype == param.dtype)
+        and all(t.dtype == param.dtype and t.shape == param.shape for t in (direction, gradient) if t is not None)
     )
 
 
@@ -47,7 +44,7 @@ def _take_step(group: Group, move: Move) -> None:
             direction.lerp_(gradient, weight)
         param.add_(direction, alpha=scale)
         if penalty is not None:
-            penalty.apply(param, lr, out=param)
+            penalty.apply_to_all([param], lr)
 
 
 def _parts(penalty: Penalty | None, move: Move) -> list[Move]:
@@ -56,4 +53,4 @@ def _parts(penalty: Penalty | None, move: Move) -> list[Move]:
         return [move]
     params, directions = torch.split(move.param, rows), torch.split(move.direction, rows)
     gradients = [None] * len(params) if move.gradient is None else torch.split(move.gradient, rows)
-    return list(map(Move, params, directions, gradients))
+    return [Move(*part) for part in zip(params, directions, gradients, strict=True)]

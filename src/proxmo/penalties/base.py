@@ -16,7 +16,7 @@ from torch import Tensor
 
 from proxmo import checks, shards
 from proxmo.kernels import loops
-from proxmo.parts import rows_to_a_part
+from proxmo.parts import is_at_hand, rows_to_a_part
 from proxmo.penalties.axes import Groups, indexing_axes
 
 AnyFloat = Annotated[float, checks.number]
@@ -47,6 +47,12 @@ def widen(x: Tensor) -> Tensor:
 def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     """All of them so."""
     return [x.float() if x.dtype in _NARROW else x for x in tensors]
+
+
+def _written_as_read(out: Tensor, x: Tensor) -> bool:
+    """Whether elements can be written to ``out`` in the order in which those of ``x`` are read: nothing is lost."""
+    shared = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    return out.stride() == x.stride() and (not shared or out.data_ptr() == x.data_ptr())
 
 
 @dataclass
@@ -133,9 +139,9 @@ class Penalty(ABC):
         checks.floating("x", x)
         checks.same_as("out", out, x)
         step = checks.step("step", step)
-        if fused and (kernels := loops()) is not None and kernels.takes(self, x) and float(step) > 0:
+        if fused and is_at_hand(x) and (kernels := loops()) and kernels.takes(self, x) and float(step) > 0:
             self.check(x)
-            result = torch.empty_like(x) if out is None or out.stride() != x.stride() else out
+            result = out if out is not None and _written_as_read(out, x) else torch.empty_like(x)
             kernels.prox(x, float(step), self, result)
             return result if out is None or result is out else out.copy_(result)
         return self.apply(x, step, out)
@@ -195,11 +201,11 @@ class Penalty(ABC):
         rows = rows_to_a_part(x)
         if rows is None or not self.acts_on_rows(x):
             return self._prox(x, step, out)
-        out = torch.empty_like(x) if out is None else out
-        for part, target in zip(torch.split(x, rows), torch.split(out, rows), strict=True):
+        whole = x if out is x else torch.empty_like(x)  # another ``out`` may share memory with other parts
+        for part, target in zip(torch.split(x, rows), torch.split(whole, rows), strict=True):
             if (result := self._prox(part, step, target)) is not target:
                 target.copy_(result)
-        return out
+        return whole
 
     def acts_on_rows(self, x: Tensor) -> bool:
         """Whether the prox of ``x`` is made of those of its rows, along the first axis."""
@@ -239,6 +245,9 @@ class Grouped(WithDim):
     Its hooks read ``x`` through `Groups`, which reduce also over what other processes hold of it: nothing is gathered.
     """
 
+    sum_over_groups: ClassVar[bool] = False
+    """Whether ψ is a sum over groups; then its prox acts on each group alone."""
+
     def zero_groups(self, x: Tensor) -> tuple[int, int] | None:
         if self.dim is None:
             return None
@@ -246,7 +255,8 @@ class Grouped(WithDim):
         return int(groups.total(groups.sum(groups.elements != 0) == 0)), groups.count
 
     def acts_on_rows(self, x: Tensor) -> bool:
-        return (self.separable or 0 in indexing_axes(x, self.dim)) and self._is_uniform()
+        alone = self.separable or (self.sum_over_groups and 0 in indexing_axes(x, self.dim))
+        return alone and self._is_uniform()
 
     def _seen(self, x: Tensor) -> Tensor:
         return shards.local(x) if self.separable else x

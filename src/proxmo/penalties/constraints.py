@@ -103,6 +103,7 @@ class L1Ball(Grouped, Constraint):
     dim: Dim = None
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = False
+    sum_over_groups: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         groups = Groups(x, self.dim)
@@ -134,6 +135,7 @@ class L2Ball(Grouped, Constraint):
     dim: Dim = None
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = False
+    sum_over_groups: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         groups = Groups(x, self.dim)
@@ -193,6 +195,7 @@ class Simplex(Grouped, Constraint):
     dim: Dim = None
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = False
+    sum_over_groups: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         groups = Groups(x, self.dim)
@@ -226,6 +229,7 @@ class TopK(Grouped, Constraint):
     dim: Dim = None
     convex: ClassVar[bool] = False
     separable: ClassVar[bool] = False
+    sum_over_groups: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         groups = Groups(x, self.dim)

@@ -60,6 +60,7 @@ class GroupL2(Grouped):
     dim: Dim = 0
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = False
+    sum_over_groups: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         groups = Groups(x, self.dim)
@@ -89,6 +90,7 @@ class GroupLInf(Grouped):
     dim: Dim = 0
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = False
+    sum_over_groups: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         groups = Groups(x, self.dim)
@@ -122,6 +124,7 @@ class SparseGroup(Grouped):
     dim: Dim = 0
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = False
+    sum_over_groups: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         groups = Groups(x, self.dim)

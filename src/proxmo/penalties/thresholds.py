@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from proxmo.checks import FLOATING
+from proxmo.parts import is_at_hand
 from proxmo.penalties.axes import Groups, as_rows
 
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in FLOATING}
@@ -73,7 +74,7 @@ def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
     radius = fit(radius, magnitudes.dtype)
     vanishes = groups.sum(magnitudes) <= radius  # false for NaN, which so stays in its group
     top, level = _measure_from_top_(magnitudes, radius, groups)
-    return (top + level).clamp_(min=0).masked_fill_(vanishes, 0)
+    return (top + level).relu_().masked_fill_(vanishes, 0)
 
 
 def _measure_from_top_(y: Tensor, radius: float | Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
@@ -98,15 +99,15 @@ def _measure_from_top_(y: Tensor, radius: float | Tensor, groups: Groups) -> tup
 def _level_by_sort(rows: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:
     """The largest element of each row, and the highest of the levels at which the k largest alone make the radius."""
     ascending = _sorted(rows.neg())
-    top = ascending[..., :1]
+    bottom = ascending[..., :1].clone()
     ranks = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
-    depths = (ascending - top).cumsum(-1).add_(radius).div_(ranks)
-    return top.neg(), depths.amin(-1, keepdim=True).neg_()
+    depths = ascending.sub_(bottom).cumsum(-1).add_(radius).div_(ranks)
+    return bottom.neg_(), depths.amin(-1, keepdim=True).neg_()
 
 
 def _sorted(rows: Tensor) -> Tensor:
     """In ascending order along the last axis; ``rows`` may be written over."""
-    if not rows.is_cpu or torch.compiler.is_compiling():
+    if not is_at_hand(rows):
         return rows.sort(dim=-1).values
     rows.numpy().sort()  # several times faster than torch, which keeps track of indices as well
     return rows
