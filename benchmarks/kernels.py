@@ -178,7 +178,7 @@ def _times(
     with threads(count):
         for candidate, prox in candidates.items():
             ours = candidate in (FUSED, PLAIN)
-            right = 1e-6 if ours else 1e-3  # others have not all digits of float32
+            right = 1e-5 if ours else 1e-3  # others have not all digits of float32
             objection = _objection(prox, few, threshold, exact, x.numel() / few.numel(), right)
             if ours and kernel.by_rows and not objection and (off := _off(prox(x, threshold)[:64], exact, few)) > right:
                 objection = f"it is off by {off:.1e} on the whole"
