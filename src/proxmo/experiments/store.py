@@ -6,7 +6,7 @@ import fcntl
 import json
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,23 @@ class Store:
         self.folder = folder
         self._runs = folder / "runs"
 
-    def record(self, name: str) -> Any | None:
-        """What was recorded of a finished run, or ``None``."""
-        return _read_json(self._runs / f"{name}.json")
+    def record(self, name: str, read: Callable[[Any], Any] = lambda data: data) -> Any | None:
+        """What was recorded of a finished run, made by ``read`` from plain data; or ``None``."""
+        path = self._runs / f"{name}.json"
+        try:
+            return read(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StoreError(f"{path} is damaged ({error!r}); delete it to do its run anew") from error
 
     def finish(self, name: str, record: Any) -> None:
         """Keep the record of a run, which needs its checkpoint no more."""
         with _disk_errors(self.folder), written_whole(self._runs / f"{name}.json") as path:
             path.write_text(json.dumps(record), encoding="utf-8")
-        self._checkpoint(name).unlink(missing_ok=True)
+            self._checkpoint(name).unlink(missing_ok=True)
 
     def save(self, name: str, state: dict[str, Any]) -> None:
         """Keep a checkpoint in the place of the one before."""
@@ -83,11 +91,12 @@ class Store:
         if resume and not any(map(self._files, settings)):
             raise StoreError(f"there is nothing to resume in {self.folder}; without --resume it starts")
         for experiment, wanted in settings.items():
-            for file in self._runs.glob(f".{experiment}-*"):  # half-written, by a run that was killed
-                file.unlink()
-            for file in self._runs.glob(f"{experiment}-*.pt"):
-                if file.with_suffix(".json").exists():  # finished, and killed before it could tidy up
+            with _disk_errors(self.folder):
+                for file in self._runs.glob(f".{experiment}-*"):  # half-written, by a run that was killed
                     file.unlink()
+                for file in self._runs.glob(f"{experiment}-*.pt"):
+                    if file.with_suffix(".json").exists():  # finished, and killed before it could tidy up
+                        file.unlink()
             self.finish(f"{experiment}-settings", wanted)
 
     def settings(self, experiment: str) -> dict[str, Any]:
@@ -106,7 +115,8 @@ class Store:
         before = self.record(f"{experiment}-settings")
         if before is None:
             raise StoreError(f"{self.folder} has runs of {experiment} without their settings; take another --out")
-        changed = sorted(key for key in {*before, *wanted} if before.get(key) != wanted.get(key))
+        keys = {*before, *wanted} - {"command"}  # the same may be asked for in other words
+        changed = sorted(key for key in keys if before.get(key) != wanted.get(key))
         if changed:
             was = ", ".join(f"{key} was {before.get(key)!r}, now {wanted.get(key)!r}" for key in changed)
             raise StoreError(f"{experiment} in {self.folder} was begun with other settings: {was}")
@@ -153,12 +163,3 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         raise StoreError(f"cannot write to {folder}: {error.strerror or error}") from error
     except RuntimeError as error:  # torch.save reports a full disk like this
         raise StoreError(f"cannot write to {folder}: {error}") from error
-
-
-def _read_json(path: Path) -> Any | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise StoreError(f"{path} is damaged ({error}); delete it to do its run anew") from error

@@ -129,7 +129,9 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """Every number of the table, for programs."""
         problem = {"dimension": DIMENSION, "smoothness": SMOOTHNESS, **self.problem._asdict(), "start": START}
-        settings = {"seeds": self.seeds, "iterations": self.iterations, "tolerance": TOLERANCE}
+        settings = {
+            "seeds": self.seeds, "auto_seeds": AUTO_SEEDS, "iterations": self.iterations, "tolerance": TOLERANCE,
+        }  # fmt: skip
         return {**problem, **settings, "cells": [asdict(cell) for cell in self.cells]}
 
     def to_record(self) -> dict[str, Any]:
@@ -222,7 +224,7 @@ def _sweep(
     deviations = torch.tensor(
         [[sigma / math.sqrt(cell.batch * DIMENSION) for sigma in SIGMAS] for cell in cells], dtype=torch.float64
     )
-    lr = torch.tensor([1 / cell.M for cell in cells if cell.M is not None], dtype=torch.float64)
+    lr = torch.tensor([1 / (cell.M or math.nan) for cell in cells], dtype=torch.float64)
     gamma = torch.tensor([cell.gamma or math.nan for cell in cells], dtype=torch.float64)
     decreasing = gamma.isnan()
     deviations, lr, weight = deviations[:, :, None, None], lr[:, None, None, None], gamma[:, None, None, None]

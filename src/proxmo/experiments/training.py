@@ -194,10 +194,10 @@ def train(
         advance: told how many epochs are done since the last call.
     """
     name = run_name(experiment, setting)
-    known = store.record(name)
+    known: Record | None = store.record(name, Record.from_json)
     if known is not None:
         advance(setting.epochs)
-        return Record.from_json(known)
+        return known
     trainer = make()
     epochs: list[Epoch] = []
     seconds = 0.0
