@@ -218,14 +218,14 @@ class ProxOptimizer(Optimizer):
                     f"cannot load the checkpoint of another optimizer into {type(self).__name__}: its state has "
                     f"{', '.join(sorted(kept))} in place of {', '.join(sorted(self.state_keys))}"
                 )
-            if any(t.dim() and t.shape != p.shape for t in kept.values()):
-                shapes = sorted({tuple(t.shape) for t in kept.values() if t.dim()})
-                raise ValueError(f"cannot load state of shape {shapes[0]} for a parameter of shape {tuple(p.shape)}")
             if any(t.dim() and shards.is_divided(t) != shards.is_divided(p) for t in kept.values() if p.dim()):
                 raise ValueError(
                     "cannot load the state of undivided parameters into divided ones, or the other way round; "
                     "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict can"
                 )
+            if any(t.dim() and t.shape != p.shape for t in kept.values()):
+                shapes = sorted({tuple(t.shape) for t in kept.values() if t.dim()})
+                raise ValueError(f"cannot load state of shape {shapes[0]} for a parameter of shape {tuple(p.shape)}")
         updates: dict[int, tuple[Penalty, Penalty]] = {}
         for live, loaded in zip(self.__dict__.get("param_groups", []), state["param_groups"], strict=False):
             penalty = live["penalty"]
