@@ -29,7 +29,7 @@ LAYOUTS: list[tuple[tuple[int, ...], list[Placement]]] = [
     ((2, 2), [Shard(1), Shard(0)]),
     ((2, 2), [Shard(0), Shard(0)]),
 ]
-# even; uneven; with empty parts; with three axes; so long that the root-finder would not sort
+# even; uneven; with empty parts; with three axes; so long that the root-finder takes several passes
 SHAPES = [(8, 4), (5, 3), (2, 9), (4, 3, 5), (6, 1500)]
 
 
