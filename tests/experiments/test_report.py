@@ -215,7 +215,9 @@ def test_the_page_in_a_browser(page: Path, browser: Any, width: int, scheme: str
     for figure in figures:
         assert figure.bounding_box()["height"] > 150
         # its letters, drawn 10 points high, can be read; on a phone it scrolls
-        assert figure.evaluate("s => Math.min(s.clientWidth / s.viewBox.baseVal.width, 1.2)") >= 0.99
+        drawn = "s.viewBox.baseVal"
+        scale = figure.evaluate(f"s => Math.min(s.clientWidth / {drawn}.width, s.clientHeight / {drawn}.height)")
+        assert scale >= 0.99
     assert view.evaluate("document.documentElement.scrollWidth <= innerWidth")  # the page itself does not
     size = float(view.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)"))
     assert size >= 14

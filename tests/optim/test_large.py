@@ -112,10 +112,11 @@ class ForFortyRows(proxmo.Penalty):
         return proxmo.L1(self.strength).prox(x, step, out=out)
 
 
+@pytest.mark.parametrize("lr", [0.0, 0.3])
 @pytest.mark.usefixtures("all_are_large")
-def test_a_penalty_is_asked_whether_it_fits_the_parameter_not_its_parts() -> None:
-    found, _ = run(torch.float64, [(40,)], penalty=ForFortyRows(0.3))
-    expected, _ = run(torch.float64, [(40,)], penalty=proxmo.L1(0.3))
+def test_a_penalty_is_asked_whether_it_fits_the_parameter_not_its_parts(lr: float) -> None:
+    found, _ = run(torch.float64, [(40,)], lr=lr, penalty=ForFortyRows(0.3))
+    expected, _ = run(torch.float64, [(40,)], lr=lr, penalty=proxmo.L1(0.3))
     assert torch.equal(found[0], expected[0])
 
 

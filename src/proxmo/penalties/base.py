@@ -166,7 +166,9 @@ class Penalty(ABC):
 
     def apply_to_all(self, tensors: Sequence[Tensor], step: float | Tensor) -> None:
         """`apply` in place, soon for many ordinary tensors that are fit to compute in and were checked."""
-        if isinstance(step, Tensor) or step == 0 or shards.any_divided(tensors):
+        if not isinstance(step, Tensor) and step == 0:
+            return
+        if isinstance(step, Tensor) or shards.any_divided(tensors):
             for x in tensors:
                 self.apply(x, step, out=x)
             return
