@@ -10,7 +10,12 @@ PART = 1 << 19  # elements: measured, with the few buffers of a prox; smaller pa
 
 
 def is_at_hand(x: Tensor) -> bool:
-    """Whether ``x`` is an ordinary tensor in the memory of the CPU, and its numbers are all that is asked for.
+    """Whether ``x`` is an ordinary tensor in the memory of the CPU, and its numbers are all that is asked for."""
+    return is_ordinary(x) and not (x.requires_grad and torch.is_grad_enabled())
+
+
+def is_ordinary(x: Tensor) -> bool:
+    """The same outside autograd.
 
     Where operations are recorded (`torch.compile`, `torch.jit.trace`, `make_fx`, autograd) or stand for others
     (`torch.vmap`), what is done beside torch would be lost.
@@ -18,7 +23,6 @@ def is_at_hand(x: Tensor) -> bool:
     return (
         type(x) in (Tensor, Parameter)
         and x.is_cpu
-        and not (x.requires_grad and torch.is_grad_enabled())
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)

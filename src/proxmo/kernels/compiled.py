@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -30,8 +31,9 @@ CHUNK = 1 << 16  # elements to a task: in cache, and few enough tasks to be deal
 FOR_ONE_THREAD = 1 << 15  # elements, as in torch
 LINE = 5  # numbers to a task: where its parameters, directions and gradients begin, its rows, the width of a row
 CONSTANTS = 6  # the most that a prox has
+NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 # Sums may be taken in any order, so that they are vectorised; NaN, infinities and signed zeros are as ever.
-REORDERED = {"reassoc", "contract"}
+reordered = njit(error_model="numpy", fastmath={"reassoc", "contract"}, forceinline=True)
 
 
 @intrinsic
@@ -56,6 +58,41 @@ def _take_number(typing_context: Any, address: Any) -> Any:
         return builder.atomic_rmw("add", pointer, context.get_constant(types.int64, 1), "monotonic")
 
     return signature, generate
+
+
+@intrinsic
+def ordered(typing_context: Any, x: Any) -> Any:
+    """An integer that is larger if and only if x is: the largest of integers is found in vectors, that of floats not.
+
+    NaN is beyond infinity.
+    """
+    signature = _INTEGERS[x](x)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _flip_if_negative(builder, builder.bitcast(arguments[0], context.get_value_type(signature.return_type)))
+
+    return signature, generate
+
+
+@intrinsic
+def from_ordered(typing_context: Any, number: Any) -> Any:
+    """The x that has this integer."""
+    signature = {integer: x for x, integer in _INTEGERS.items()}[number](number)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = _flip_if_negative(builder, arguments[0])
+        return builder.bitcast(bits, context.get_value_type(signature.return_type))
+
+    return signature, generate
+
+
+_INTEGERS: dict[Any, Any] = {types.float32: types.int32, types.float64: types.int64}
+
+
+def _flip_if_negative(builder: Any, bits: Any) -> Any:
+    """All bits but the sign, so that negative numbers are in order, too."""
+    sign = builder.ashr(bits, bits.type(bits.type.width - 1))
+    return builder.xor(bits, builder.lshr(sign, bits.type(1)))
 
 
 @njit(inline="always")
@@ -89,38 +126,50 @@ def tasks(columns: Sequence[Sequence[Tensor]], rows: Table, widths: Table) -> Ta
     return parts
 
 
-def run(loop: Loop, work: Table, numbers: NDArray[Any]) -> None:
+def run(loop: Loop, dtype: torch.dtype, work: Table, numbers: Sequence[float]) -> None:
     """Call ``loop(task, lr, weight, constants)`` for every task, in threads; the numbers are lr, weight and constants.
 
-    All of the constants must be there, `CONSTANTS` in number; a prox reads those that it has.
+    There may be less than `CONSTANTS` of the latter; a prox reads those that it has.
     """
-    header = np.array([0, len(work), work.ctypes.data, numbers.ctypes.data], np.int64)
     threads = torch.get_num_threads() if len(work) > 1 else 1
     if threads > 1:
         threads = min(threads, -(-int(work[:, -2] @ work[:, -1]) // FOR_ONE_THREAD))
-    _start(_taking_tasks(loop, numbers.dtype), header.ctypes.data, threads)
+    _start(_taking_tasks(loop, NUMBERS[dtype]), len(work), work.ctypes.data, numbers, threads)
+
+
+def run_one(loop: Loop, dtype: torch.dtype, task: Sequence[int], numbers: Sequence[float]) -> None:
+    """`run` of a single task, in short: a small tensor takes little time besides."""
+    line = array("q", task)
+    _start(_taking_tasks(loop, NUMBERS[dtype]), 1, line.buffer_info()[0], numbers, 1)
 
 
 @functools.cache
-def _taking_tasks(loop: Loop, number: np.dtype[Any]) -> Any:
+def _taking_tasks(loop: Loop, number: Any) -> Any:
     """What each thread calls, with the address of a header: it takes tasks while there are any."""
-    whole, zero = np.int64(0), number.type(0)
+    whole, real = np.int64(0), np.float64(0)
 
     @cfunc(types.void(types.int64), error_model="numpy")
     def take_tasks(address: Any) -> None:
-        header, numbers = view(address, 4, whole), view(view(address, 4, whole)[3], 2 + CONSTANTS, zero)
-        constants = (numbers[2], numbers[3], numbers[4], numbers[5], numbers[6], numbers[7])
+        header, numbers = view(address, 4, whole), view(view(address, 4, whole)[3], 2 + CONSTANTS, real)
+        lr, weight = number(numbers[0]), number(numbers[1])
+        c0, c1, c2 = number(numbers[2]), number(numbers[3]), number(numbers[4])
+        c3, c4, c5 = number(numbers[5]), number(numbers[6]), number(numbers[7])
         while True:
             task: Any = _take_number(address)  # type: ignore[call-arg]
             if task >= header[1]:
                 break
             line = view(header[2] + 8 * LINE * task, LINE, whole)
-            loop(line, numbers[0], numbers[1], constants)
+            loop(line, lr, weight, (c0, c1, c2, c3, c4, c5))
 
     return take_tasks
 
 
-def _start(function: Any, argument: int, threads: int) -> None:
+def _start(function: Any, count: int, lines: int, numbers: Sequence[float], threads: int) -> None:
+    """Have it take ``count`` tasks, whose lines are at an address."""
+    room = array("d", numbers)
+    room.extend([0.0] * (2 + CONSTANTS - len(numbers)))
+    header = array("q", [0, count, lines, room.buffer_info()[0]])
+    argument = header.buffer_info()[0]
     if threads <= 1:
         function.ctypes(argument)
     elif (parallel := _openmp()) is not None and os.getpid() == LOADED_BY:

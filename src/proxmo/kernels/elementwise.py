@@ -19,6 +19,17 @@ from proxmo.penalties.elementwise import L0, L1, MCP, SCAD, ElasticNet, Huber, L
 inlined = njit(inline="always", error_model="numpy")
 
 
+@njit(error_model="numpy", forceinline=True)
+def write(target: Any, source: Any, prox: Any, c: Any) -> None:
+    """target ← prox(source, c); two loops, since what may overlap is not vectorised, and the same array would."""
+    if target.ctypes.data == source.ctypes.data:
+        for i in range(len(target)):
+            target[i] = prox(target[i], c)
+    else:
+        for i in range(len(target)):
+            target[i] = prox(source[i], c)
+
+
 class Elementwise(NamedTuple):
     """A compiled function (x, constants) ↦ prox, and the constants for a penalty and a step."""
 
@@ -27,12 +38,20 @@ class Elementwise(NamedTuple):
 
 
 @inlined
-def _identity(x: Any, c: Any) -> Any:
+def as_it_is(x: Any) -> Any:
+    """x."""
     return x
 
 
 @inlined
-def _soft(x: Any, c: Any) -> Any:
+def keep(x: Any, c: Any) -> Any:
+    """The prox of no penalty."""
+    return x
+
+
+@inlined
+def soft(x: Any, c: Any) -> Any:
+    """The soft threshold c₀."""
     return x - x if abs(x) <= c[0] else x - math.copysign(c[0], x)
 
 
@@ -43,12 +62,12 @@ def _divide(x: Any, c: Any) -> Any:
 
 @inlined
 def _elastic(x: Any, c: Any) -> Any:
-    return _soft(x, c) / c[1]
+    return soft(x, c) / c[1]
 
 
 @inlined
 def _huber(x: Any, c: Any) -> Any:
-    return x / c[2] if abs(x) <= c[1] else _soft(x, c)
+    return x / c[2] if abs(x) <= c[1] else soft(x, c)
 
 
 @inlined
@@ -75,7 +94,7 @@ def _mcp(x: Any, c: Any) -> Any:
 def _scad(x: Any, c: Any) -> Any:
     magnitude = abs(x)
     if magnitude <= c[1]:
-        return _soft(x, c)
+        return soft(x, c)
     return _bend(x, c[3], c[4], c[5]) if magnitude <= c[2] else x
 
 
@@ -89,7 +108,8 @@ def _half(x: Any, c: Any) -> Any:
 
 
 @inlined
-def _clamp(x: Any, c: Any) -> Any:
+def clamp(x: Any, c: Any) -> Any:
+    """To [c₀, c₁]."""
     return c[0] if x < c[0] else (c[1] if x > c[1] else x)
 
 
@@ -115,8 +135,8 @@ def _constants_of_half(p: LHalf, step: float) -> tuple[float, ...]:
 
 
 ELEMENTWISE: dict[type[Penalty] | None, Elementwise] = {
-    None: Elementwise(_identity, lambda p, step: (0.0,)),
-    L1: Elementwise(_soft, lambda p, step: (step * p.strength,)),
+    None: Elementwise(keep, lambda p, step: (0.0,)),
+    L1: Elementwise(soft, lambda p, step: (step * p.strength,)),
     SquaredL2: Elementwise(_divide, lambda p, step: (1 + step * p.strength,)),
     ElasticNet: Elementwise(_elastic, lambda p, step: (step * p.l1, 1 + step * p.l2)),
     Huber: Elementwise(
@@ -127,7 +147,7 @@ ELEMENTWISE: dict[type[Penalty] | None, Elementwise] = {
     MCP: Elementwise(_mcp, _constants_of_mcp),
     SCAD: Elementwise(_scad, _constants_of_scad),
     LHalf: Elementwise(_half, _constants_of_half),
-    Box: Elementwise(_clamp, lambda p, step: (p.low, p.high)),
-    NonNegative: Elementwise(_clamp, lambda p, step: (0.0, math.inf)),
-    LInfBall: Elementwise(_clamp, lambda p, step: (-p.radius, p.radius)),
+    Box: Elementwise(clamp, lambda p, step: (p.low, p.high)),
+    NonNegative: Elementwise(clamp, lambda p, step: (0.0, math.inf)),
+    LInfBall: Elementwise(clamp, lambda p, step: (-p.radius, p.radius)),
 }

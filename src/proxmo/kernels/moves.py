@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-DTYPES = ({torch.float32}, {torch.float64})
+_DTYPES = (torch.float32, torch.float64)
 
 
 class Move(NamedTuple):
@@ -35,7 +35,7 @@ def _fit(moves: Sequence[Move]) -> bool:
     return (
         set(map(type, tensors)) <= {Parameter, Tensor}
         and all(map(attrgetter("is_cpu"), tensors))
-        and set(map(attrgetter("dtype"), tensors)) in DTYPES
+        and set(map(attrgetter("dtype"), tensors)) in [{dtype} for dtype in _DTYPES]
         and not any(map(Tensor.is_neg, tensors))
         and all(sizes)
         and sizes == [move.direction.numel() for move in moves]
@@ -44,10 +44,18 @@ def _fit(moves: Sequence[Move]) -> bool:
     )
 
 
+def fits(x: Tensor) -> bool:
+    """Whether compiled loops can take an ordinary tensor on a CPU, and another like it."""
+    return x.dtype in _DTYPES and x.numel() > 0 and not x.is_neg() and (x.is_contiguous() or _has_rows(x))
+
+
 def _have_rows(move: Move) -> bool:
     """Whether elements lie in the same order, in whichever the rows along the first axis follow one another."""
     x, direction, gradient = move
-    orders = {4: (torch.contiguous_format, torch.channels_last), 5: (torch.contiguous_format, torch.channels_last_3d)}
-    ordered = any(x.is_contiguous(memory_format=order) for order in orders.get(x.dim(), (torch.contiguous_format,)))
     others = [t for t in (direction, gradient) if t is not None]
-    return ordered and all(t.shape == x.shape and t.stride() == x.stride() for t in others)
+    return _has_rows(x) and all(t.shape == x.shape and t.stride() == x.stride() for t in others)
+
+
+def _has_rows(x: Tensor) -> bool:
+    orders = {4: (torch.contiguous_format, torch.channels_last), 5: (torch.contiguous_format, torch.channels_last_3d)}
+    return any(x.is_contiguous(memory_format=order) for order in orders.get(x.dim(), (torch.contiguous_format,)))

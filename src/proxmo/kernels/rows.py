@@ -2,7 +2,7 @@
 
 A row is a group: all that shares its index along the first axis, `dim=0`, or the whole tensor, `dim=None`. Sums run in
 blocks, each in the precision of the row and all of them in float64, so that long rows lose no digits. Thresholds are
-found as in `proxmo.penalties.thresholds`.
+found as in `proxmo.penalties.thresholds`, and blocks with nothing above a level are passed over.
 """
 
 from __future__ import annotations
@@ -12,95 +12,143 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
-from proxmo.kernels.compiled import REORDERED
+from proxmo.kernels.compiled import from_ordered, ordered, reordered
+from proxmo.kernels.elementwise import as_it_is, clamp, inlined, keep, soft, write
 from proxmo.penalties.base import Penalty
 from proxmo.penalties.constraints import L1Ball, L2Ball, Simplex
 from proxmo.penalties.groups import GroupL2, GroupLInf, SparseGroup
 
 BLOCK = 512
 MOST_PASSES = 100  # of Newton's method, which takes 4 to 10
-compiled = njit(error_model="numpy", fastmath=REORDERED)
-inlined = njit(inline="always")
 
 
 class Rows(NamedTuple):
-    """A compiled function (row, constants) that writes the prox into the row, and the constants of penalty and step."""
+    """A compiled function (target, source, constants, peaks), and the constants of penalty and step.
+
+    It writes the prox of the row ``source`` to ``target``, which may be the same; ``peaks`` is memory for a number per
+    block of the row.
+    """
 
     prox: Any
     constants: Callable[[Any, float], tuple[float, ...]]
 
 
 @inlined
-def _as_it_is(x: Any) -> Any:
-    return x
+def _fill(row: Any, value: Any) -> None:
+    for i in range(len(row)):
+        row[i] = value
 
 
 def _summing(read: Any) -> Any:
-    @compiled
-    def sum_and_largest(row: Any) -> Any:
-        """Σ read(x) and the largest read(x), where NaN is not counted; a NaN makes the sum NaN."""
-        total, largest = 0.0, read(row[0])
-        for start in range(0, len(row), BLOCK):
-            part = row.dtype.type(0)
+    @reordered
+    def sum_and_largest(row: Any, peaks: Any) -> Any:
+        """Σ read(x) and the largest read(x), of each block too; NaN is not counted there, and makes the sum NaN."""
+        total: Any = 0.0
+        top: Any = ordered(read(row[0]))  # type: ignore[call-arg]
+        for block in range(len(peaks)):
+            start = block * BLOCK
+            part, largest = row.dtype.type(0), ordered(read(row[start]))
             for i in range(start, min(start + BLOCK, len(row))):
                 value = read(row[i])
                 part += value
-                largest = value if value > largest else largest
+                largest = max(largest, ordered(value))
+            peaks[block] = from_ordered(largest)
+            top = largest if largest > top else top
             total += part
-        return total, largest
+        return total, from_ordered(top)
 
     return sum_and_largest
 
 
-def _levels(read: Any) -> Any:
-    @compiled
-    def level_below_top(row: Any, total: Any, top: Any, radius: Any) -> Any:
-        """θ ≤ 0 with Σ max(read(x) − top − θ, 0) = radius, and how many elements are above."""
+@reordered
+def _low_level(peaks: Any, length: int, total: float, top: Any, radius: Any) -> float:
+    """A θ that is not above the one looked for: that of all elements, of the largest alone, or of peaks alone."""
+    theta = -float(radius)
+    if total < np.inf:  # not an overflow
+        theta = max((total - length * float(top) - radius) / length, theta)
+    for _ in range(MOST_PASSES if len(peaks) > 1 else 0):
+        reached, count = 0.0, 0.0
+        for peak in peaks:
+            excess = (float(peak) - top) - theta
+            reached += excess if excess > 0 else 0.0
+            count += 1.0 if excess > 0 else 0.0
+        rise = (reached - radius) / count
+        if not rise > -0.01 * theta:  # near enough
+            break
+        theta += rise
+    return theta
+
+
+def _levels(read: Any, signed: Any) -> Any:
+    """How to find levels of read(x), and to project onto what they bound; ``signed`` gives a result the sign of x."""
+
+    @reordered
+    def above(row: Any, peaks: Any, top: Any, level: Any) -> Any:
+        """Σ max(read(x) − top − level, 0), and how many elements are above."""
         zero, one = row.dtype.type(0), row.dtype.type(1)
-        theta = -float(radius)
-        if total < np.inf:  # not an overflow
-            theta = max((total - len(row) * float(top) - radius) / len(row), theta)
-        before = -1.0
+        reached, count = 0.0, 0.0
+        for block in range(len(peaks)):
+            if (peaks[block] - top) - level <= zero:
+                continue
+            start = block * BLOCK
+            part, active = zero, zero
+            for i in range(start, min(start + BLOCK, len(row))):
+                excess = (read(row[i]) - top) - level
+                part += excess if excess > zero else zero
+                active += one if excess > zero else zero
+            reached += part
+            count += active
+        return reached, count
+
+    @inlined
+    def find_level(row: Any, peaks: Any, total: Any, top: Any, radius: Any, settle: bool) -> Any:
+        """θ ≤ 0 with Σ max(read(x) − top − θ, 0) = radius, and what is missing for each element that is above it.
+
+        To settle is to count what is above θ by no more than its rounding as not above, and then to measure what is
+        missing; as in `proxmo.penalties.thresholds.project_simplex_`.
+        """
+        theta, before, settled = _low_level(peaks, len(row), total, top, radius), np.inf, False
         for _ in range(MOST_PASSES):
             level = row.dtype.type(theta)
-            reached, count = 0.0, 0.0
-            for start in range(0, len(row), BLOCK):
-                part, active = zero, zero
-                for i in range(start, min(start + BLOCK, len(row))):
-                    excess = (read(row[i]) - top) - level
-                    part += excess if excess > zero else zero
-                    active += one if excess > zero else zero
-                reached += part
-                count += active
-            theta = level + (reached - radius) / max(count, 1.0)
-            if count == before:
+            reached, count = above(row, peaks, top, level)
+            missing = (radius - reached) / max(count, 1.0)
+            theta = level - missing
+            if settled or (count >= before and not settle):
                 break
+            if count >= before:  # of a level from below; rounding may raise it
+                theta, settled = row.dtype.type(theta) * (1.0 - np.finfo(row.dtype).eps), True
             before = count
-        return row.dtype.type(theta), before
+        return (level if settle else row.dtype.type(theta)), row.dtype.type(missing)
 
-    return level_below_top
+    @inlined
+    def lower(x: Any, c: Any) -> Any:
+        top, level, share = c
+        excess, zero = (read(x) - top) - level, top - top
+        return signed(max(excess + share, zero), x) if excess > zero else zero
+
+    return find_level, lower
 
 
-_sum_of_magnitudes, _level_of_magnitudes = _summing(abs), _levels(abs)
-_sum_of_values, _level_of_values = _summing(_as_it_is), _levels(_as_it_is)
+_sum_of_magnitudes, _sum_of_values = _summing(abs), _summing(as_it_is)
+_level_of_magnitudes, _lower_magnitude = _levels(abs, math.copysign)
+_level_of_values, _lower_value = _levels(as_it_is, keep)
 
 
-@compiled
-def _norm(row: Any) -> float:
+@inlined
+def _norm(row: Any, peaks: Any) -> float:
     """‖row‖₂; where squares might overflow or vanish, it is scaled by the largest magnitude."""
     tiny, huge = float(np.finfo(row.dtype).tiny), float(np.finfo(row.dtype).max)
     squares = _sum_of_squares(row, row.dtype.type(1))
     if len(row) * tiny / np.finfo(row.dtype).eps < squares < huge:
         return math.sqrt(squares)
-    total, largest = _sum_of_magnitudes(row)
+    total, largest = _sum_of_magnitudes(row, peaks)
     if math.isnan(total) or not 0 < largest < np.inf:
         return total if math.isnan(total) else float(largest)
     return math.sqrt(_sum_of_squares(row, largest)) * float(largest)
 
 
-@compiled
+@reordered
 def _sum_of_squares(row: Any, unit: Any) -> float:
     total = 0.0
     for start in range(0, len(row), BLOCK):
@@ -116,103 +164,73 @@ def _sum_of_squares(row: Any, unit: Any) -> float:
     return total
 
 
-@compiled
-def _cap(row: Any, c: Any) -> None:
-    total, top = _sum_of_magnitudes(row)
+@inlined
+def _cap(target: Any, source: Any, c: Any, peaks: Any) -> None:
+    total, top = _sum_of_magnitudes(source, peaks)
     if total <= c[0]:
-        row[:] = 0
+        _fill(target, 0)
     elif math.isnan(total) or top == np.inf:
-        row[:] = np.nan
+        _fill(target, np.nan)
     else:
-        theta, _ = _level_of_magnitudes(row, total, top, c[0])
-        level = max(top + theta, row.dtype.type(0))
-        for i in range(len(row)):
-            x = row[i]
-            row[i] = level if x > level else (-level if x < -level else x)
+        theta, _ = _level_of_magnitudes(source, peaks, total, top, c[0], False)
+        level = max(top + theta, source.dtype.type(0))
+        write(target, source, clamp, (-level, level))
 
 
 @inlined
-def _rounding(row: Any, theta: Any) -> Any:
-    """What is above a level by no more is not above it, as in `proxmo.penalties.thresholds.project_simplex_`."""
-    return -theta * row.dtype.type(np.finfo(row.dtype).eps)
-
-
-@compiled
-def _simplex(row: Any, c: Any) -> None:
-    total, top = _sum_of_values(row)
+def _simplex(target: Any, source: Any, c: Any, peaks: Any) -> None:
+    total, top = _sum_of_values(source, peaks)
     if math.isnan(total) or top == np.inf:  # −inf is far below every level
-        row[:] = np.nan
-        return
-    theta, _ = _level_of_values(row, total, top, c[0])
-    zero, rounding = row.dtype.type(0), _rounding(row, theta)
-    for i in range(len(row)):
-        above = (row[i] - top) - theta
-        row[i] = above if above > rounding else zero
-    _share_out(row, c[0])
-
-
-@compiled
-def _l1_ball(row: Any, c: Any) -> None:
-    total, top = _sum_of_magnitudes(row)
-    if total <= c[0]:
-        return
-    if math.isnan(total) or top == np.inf:
-        row[:] = np.nan
-        return
-    theta, _ = _level_of_magnitudes(row, total, top, c[0])
-    zero, rounding = row.dtype.type(0), _rounding(row, theta)
-    for i in range(len(row)):
-        above = (abs(row[i]) - top) - theta
-        row[i] = math.copysign(above, row[i]) if above > rounding else zero
-    _share_out(row, c[0])
-
-
-@compiled
-def _share_out(row: Any, radius: Any) -> None:
-    """The error of rounding a level enters each element, and elements have finer digits: share out what is missing."""
-    reached, count = 0.0, 0.0
-    zero, one = row.dtype.type(0), row.dtype.type(1)
-    for start in range(0, len(row), BLOCK):
-        part, active = zero, zero
-        for i in range(start, min(start + BLOCK, len(row))):
-            part += abs(row[i])
-            active += one if row[i] != zero else zero
-        reached += part
-        count += active
-    share = row.dtype.type((radius - reached) / max(count, 1.0))
-    for i in range(len(row)):
-        if row[i] != zero:
-            row[i] = math.copysign(max(abs(row[i]) + share, zero), row[i])
-
-
-@compiled
-def _scale(row: Any, gain: Any) -> None:
-    for i in range(len(row)):
-        row[i] *= gain
-
-
-@compiled
-def _shrink(row: Any, c: Any) -> None:
-    norm = _norm(row)
-    if norm <= c[0]:
-        row[:] = 0
+        _fill(target, np.nan)
     else:
-        _scale(row, row.dtype.type((norm - c[0]) / norm))
+        level, share = _level_of_values(source, peaks, total, top, c[0], True)
+        write(target, source, _lower_value, (top, level, share))
 
 
-@compiled
-def _soft_then_shrink(row: Any, c: Any) -> None:
-    for i in range(len(row)):
-        row[i] = row[i] - row[i] if abs(row[i]) <= c[1] else row[i] - math.copysign(c[1], row[i])
-    _shrink(row, c)
+@inlined
+def _l1_ball(target: Any, source: Any, c: Any, peaks: Any) -> None:
+    total, top = _sum_of_magnitudes(source, peaks)
+    if total <= c[0]:
+        write(target, source, keep, c)
+    elif math.isnan(total) or top == np.inf:
+        _fill(target, np.nan)
+    else:
+        level, share = _level_of_magnitudes(source, peaks, total, top, c[0], True)
+        write(target, source, _lower_magnitude, (top, level, share))
 
 
-@compiled
-def _l2_ball(row: Any, c: Any) -> None:
-    norm = _norm(row)
-    if not norm <= c[0]:
-        for i in range(len(row)):
-            row[i] = row.dtype.type(row[i] / norm * c[0])
+@inlined
+def _times(x: Any, c: Any) -> Any:
+    return x * c[0]
+
+
+@inlined
+def _shrink(target: Any, source: Any, c: Any, peaks: Any) -> None:
+    norm = _norm(source, peaks)
+    if norm <= c[0]:
+        _fill(target, 0)
+    else:
+        write(target, source, _times, (source.dtype.type((norm - c[0]) / norm),))
+
+
+@inlined
+def _soft_then_shrink(target: Any, source: Any, c: Any, peaks: Any) -> None:
+    write(target, source, soft, (c[1],))
+    _shrink(target, target, c, peaks)
+
+
+@inlined
+def _onto_sphere(x: Any, c: Any) -> Any:
+    return x / c[0] * c[1]
+
+
+@inlined
+def _l2_ball(target: Any, source: Any, c: Any, peaks: Any) -> None:
+    norm = _norm(source, peaks)
+    if norm <= c[0]:
+        write(target, source, keep, c)
+    else:
+        write(target, source, _onto_sphere, (norm, float(c[0])))
 
 
 ROWS: dict[type[Penalty], Rows] = {

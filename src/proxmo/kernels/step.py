@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from numba import njit
-from numpy.typing import NDArray
 from torch import Tensor
 
-from proxmo.kernels.compiled import CHUNK, CONSTANTS, Loop, run, tasks, view
-from proxmo.kernels.elementwise import ELEMENTWISE, Elementwise
-from proxmo.kernels.moves import Move, which_fit
-from proxmo.kernels.rows import ROWS, Rows
+from proxmo.kernels.compiled import CHUNK, Loop, run, run_one, tasks, view
+from proxmo.kernels.elementwise import ELEMENTWISE, Elementwise, inlined, keep, write
+from proxmo.kernels.moves import Move, fits
+from proxmo.kernels.rows import BLOCK, ROWS, Rows
 from proxmo.penalties.axes import indexing_axes
 from proxmo.penalties.base import Penalty
 from proxmo.penalties.thresholds import fit
-
-NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def has_kernel(penalty: Penalty | None) -> bool:
@@ -42,7 +39,7 @@ def has_kernel_for(penalty: Penalty | None, x: Tensor) -> bool:
 
 def takes(penalty: Penalty, x: Tensor) -> bool:
     """Whether `prox` can be asked for this tensor and ones like it."""
-    return has_kernel_for(penalty, x) and which_fit([Move(x, x, None)])[0]
+    return has_kernel_for(penalty, x) and fits(x)
 
 
 def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | None) -> None:
@@ -58,19 +55,18 @@ def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | 
         elements = np.array(list(map(Tensor.numel, params)), dtype=np.int64)
         rows = np.array(_rows(penalty, params), dtype=np.int64)
         work = tasks([params, directions, directions if given else gradients], rows, elements // rows)
-        run(_loop(penalty), work, _numbers(dtype, lr, 0.0 if given else weight, penalty, abs(lr)))
+        run(_loop(penalty), dtype, work, _numbers(dtype, lr, 0.0 if given else weight, penalty, abs(lr)))
         torch.autograd.graph.increment_version(params if given else params + directions)
 
 
 def prox(x: Tensor, step: float, penalty: Penalty, out: Tensor) -> None:
     """out ← prox(x), for tensors that are alike in memory; ``out`` may be ``x``."""
     (rows,) = _rows(penalty, [x])
-    width = x.numel() // rows
-    if x.numel() <= CHUNK:  # one task, in short, since small tensors take little time besides
-        work = np.array([[out.data_ptr(), 0, x.data_ptr(), rows, width]], dtype=np.int64)
+    width, numbers = x.numel() // rows, _numbers(x.dtype, 0.0, 0.0, penalty, step)
+    if x.numel() <= CHUNK:
+        run_one(_loop(penalty), x.dtype, (out.data_ptr(), 0, x.data_ptr(), rows, width), numbers)
     else:
-        work = tasks([[out], [], [x]], np.array([rows]), np.array([width]))
-    run(_loop(penalty), work, _numbers(x.dtype, 0.0, 0.0, penalty, step))
+        run(_loop(penalty), x.dtype, tasks([[out], [], [x]], np.array([rows]), np.array([width])), numbers)
     torch.autograd.graph.increment_version(out)
 
 
@@ -92,10 +88,9 @@ def _loop(penalty: Penalty | None) -> Loop:
     return _elementwise_loop(kernel.prox) if isinstance(kernel, Elementwise) else _row_loop(kernel.prox)
 
 
-def _numbers(dtype: torch.dtype, lr: float, weight: float, penalty: Penalty | None, step: float) -> NDArray[Any]:
-    """lr, weight and the constants of the prox, of which there is room for `CONSTANTS`."""
-    values = [lr, weight, *(_within(c, dtype) for c in _kernel(penalty).constants(penalty, step))]
-    return np.array(values + [0.0] * (2 + CONSTANTS - len(values)), dtype=NUMBERS[dtype])
+def _numbers(dtype: torch.dtype, lr: float, weight: float, penalty: Penalty | None, step: float) -> list[float]:
+    """lr, weight and the constants of the prox."""
+    return [lr, weight, *[_within(c, dtype) for c in _kernel(penalty).constants(penalty, step)]]
 
 
 def _within(value: float, dtype: torch.dtype) -> float:
@@ -103,15 +98,12 @@ def _within(value: float, dtype: torch.dtype) -> float:
 
 
 @njit(error_model="numpy")
-def _move(x: Any, m: Any, g: Any, moves: bool, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
-    """Move elements along their average, which takes in the gradient first if that has a weight; or take the prox only.
+def _move(x: Any, m: Any, g: Any, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
+    """Move elements along their average, which takes in the gradient first if that has a weight.
 
-    A weight or lr of zero is not left to the second formula, in which it makes NaN of infinite numbers.
+    A weight or lr of zero is not left to the first formula, in which it makes NaN of infinite numbers.
     """
-    if not moves:
-        for i in range(len(x)):
-            x[i] = prox(g[i], constants)
-    elif weight != 0:
+    if weight != 0:
         for i in range(len(x)):
             average = m[i] + weight * (g[i] - m[i])
             m[i] = average
@@ -124,29 +116,36 @@ def _move(x: Any, m: Any, g: Any, moves: bool, lr: Any, weight: Any, prox: Any, 
             x[i] = prox(x[i], constants)
 
 
+# A task without directions is a prox alone, of what is in the place of gradients.
+
+
 @functools.cache
 def _elementwise_loop(prox: Any) -> Loop:
-    @njit(error_model="numpy")
+    @inlined
     def loop(task: Any, lr: Any, weight: Any, constants: Any) -> None:
         length = task[3] * task[4]
         x, m, g = view(task[0], length, lr), view(task[1], length, lr), view(task[2], length, lr)
-        _move(x, m, g, task[1] != 0, lr, weight, prox, constants)
+        if task[1] == 0:
+            write(x, g, prox, constants)
+        else:
+            _move(x, m, g, lr, weight, prox, constants)
 
     return loop
 
 
 @functools.cache
 def _row_loop(prox: Any) -> Loop:
-    keep = ELEMENTWISE[None].prox
-
-    @njit(error_model="numpy")
+    @inlined
     def loop(task: Any, lr: Any, weight: Any, constants: Any) -> None:
         rows, width = task[3], task[4]
         length = rows * width
         x, m, g = view(task[0], length, lr), view(task[1], length, lr), view(task[2], length, lr)
+        peaks = np.empty(-(-width // BLOCK), x.dtype)
         for start in range(0, length, width):
-            end = start + width
-            _move(x[start:end], m[start:end], g[start:end], task[1] != 0, lr, weight, keep, constants)
-            prox(x[start:end], constants)
+            row, source = x[start : start + width], g[start : start + width]
+            if task[1] != 0:
+                _move(row, m[start : start + width], source, lr, weight, keep, constants)
+                source = row
+            prox(row, source, constants, peaks)
 
     return loop

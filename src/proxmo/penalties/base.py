@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from proxmo import checks, shards
 from proxmo.kernels import loops
-from proxmo.parts import is_at_hand, rows_to_a_part
+from proxmo.parts import is_ordinary, rows_to_a_part
 from proxmo.penalties.axes import Groups, indexing_axes
 
 AnyFloat = Annotated[float, checks.number]
@@ -124,7 +125,6 @@ class Penalty(ABC):
         """What the hooks see of a tensor that may be divided among processes."""
         return shards.local(x) if self.separable else shards.full(x)
 
-    @torch.no_grad()
     def prox(self, x: Tensor, step: float | Tensor, *, out: Tensor | None = None, fused: bool = False) -> Tensor:
         """The minimiser of ψ(u) + ‖u − x‖² / (2·step) over u, a global one where ψ is not convex.
 
@@ -139,12 +139,19 @@ class Penalty(ABC):
         checks.floating("x", x)
         checks.same_as("out", out, x)
         step = checks.step("step", step)
-        if fused and is_at_hand(x) and (kernels := loops()) and kernels.takes(self, x) and float(step) > 0:
-            self.check(x)
-            result = out if out is not None and _written_as_read(out, x) else torch.empty_like(x)
-            kernels.prox(x, float(step), self, result)
-            return result if out is None or result is out else out.copy_(result)
-        return self.apply(x, step, out)
+        if fused and is_ordinary(x) and (kernels := loops()) and kernels.takes(self, x) and float(step) > 0:
+            return self._prox_by_loop(kernels, x, float(step), out)
+        with torch.no_grad():
+            return self.apply(x, step, out)
+
+    def _prox_by_loop(self, kernels: ModuleType, x: Tensor, step: float, out: Tensor | None) -> Tensor:
+        self.check(x)
+        if out is not None and not _written_as_read(out, x):
+            with torch.no_grad():
+                return out.copy_(self._prox_by_loop(kernels, x, step, None))
+        result = torch.empty_like(x) if out is None else out
+        kernels.prox(x, step, self, result)
+        return result
 
     def apply(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
         """`prox` for callers that have checked their step: it does not read a tensor step, which may be on a device."""
