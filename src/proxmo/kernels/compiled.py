@@ -29,7 +29,9 @@ Loop = Callable[..., None]
 Table = NDArray[np.int64]
 CHUNK = 1 << 16  # elements to a task: in cache, and few enough tasks to be dealt out quickly
 FOR_ONE_THREAD = 1 << 15  # elements, as in torch
-LINE = 5  # numbers to a task: where its parameters, directions and gradients begin, its rows, the width of a row
+# Numbers for a tensor: where its elements, directions and gradients begin, its rows, their width, and how many tasks
+# there are up to its last one.
+LINE = 6
 CONSTANTS = 6  # the most that a prox has
 NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 # Sums may be taken in any order, so that they are vectorised; NaN, infinities and signed zeros are as ever.
@@ -101,52 +103,44 @@ def view(address: int, length: int, like: Any) -> Any:
     return carray(_pointer(address, like), length)  # type: ignore[call-arg]
 
 
-def tasks(columns: Sequence[Sequence[Tensor]], rows: Table, widths: Table) -> Table:
-    """A line for each task.
+def run(
+    loop: Loop,
+    dtype: torch.dtype,
+    columns: Sequence[Sequence[Tensor]],
+    rows: Table,
+    widths: Table,
+    numbers: list[float],
+) -> None:
+    """Call ``loop(x, m, g, rows, width, lr, weight, constants)`` for all rows of all tensors, in threads.
 
     Args:
+        loop: takes the addresses of some rows of a parameter, of its directions (0 for none) and its gradients.
+        dtype: of the elements.
         columns: parameters, directions (or none) and gradients, which are alike in memory.
         rows: how many rows each parameter has.
         widths: how many elements these rows have.
+        numbers: lr, weight and the constants of the prox, up to `CONSTANTS` of them.
     """
-    whole = np.empty((len(rows), LINE), np.int64)
+    lines = np.empty((len(rows), LINE), np.int64)
     for index, tensors in enumerate(columns):
-        whole[:, index] = list(map(Tensor.data_ptr, tensors)) or 0
-    whole[:, -2], whole[:, -1] = rows, widths
-    most = np.maximum(CHUNK // widths, 1)
-    if (rows <= most).all():
-        return whole
-    counts = -(-rows // most)
-    line = np.repeat(np.arange(len(rows)), counts)
-    first = (np.arange(len(line)) - np.repeat(np.cumsum(counts) - counts, counts)) * most[line]
-    parts: Table = whole[line]
-    offsets = first * widths[line] * columns[0][0].element_size()
-    parts[:, :-2] += np.where(parts[:, :-2] == 0, 0, offsets[:, None])  # no directions have no parts
-    parts[:, -2] = np.minimum(most[line], rows[line] - first)
-    return parts
+        lines[:, index] = list(map(Tensor.data_ptr, tensors)) or 0
+    lines[:, 3], lines[:, 4] = rows, widths
+    np.cumsum(-(-rows // np.maximum(CHUNK // widths, 1)), out=lines[:, 5])
+    _start(_taking_tasks(loop, NUMBERS[dtype]), lines.ctypes.data, int(lines[-1, 5]), int(rows @ widths), numbers)
 
 
-def run(loop: Loop, dtype: torch.dtype, work: Table, numbers: Sequence[float]) -> None:
-    """Call ``loop(task, lr, weight, constants)`` for every task, in threads; the numbers are lr, weight and constants.
-
-    There may be less than `CONSTANTS` of the latter; a prox reads those that it has.
-    """
-    threads = torch.get_num_threads() if len(work) > 1 else 1
-    if threads > 1:
-        threads = min(threads, -(-int(work[:, -2] @ work[:, -1]) // FOR_ONE_THREAD))
-    _start(_taking_tasks(loop, NUMBERS[dtype]), len(work), work.ctypes.data, numbers, threads)
-
-
-def run_one(loop: Loop, dtype: torch.dtype, task: Sequence[int], numbers: Sequence[float]) -> None:
-    """`run` of a single task, in short: a small tensor takes little time besides."""
-    line = array("q", task)
-    _start(_taking_tasks(loop, NUMBERS[dtype]), 1, line.buffer_info()[0], numbers, 1)
+def run_one(loop: Loop, dtype: torch.dtype, out: Tensor, x: Tensor, rows: int, numbers: list[float]) -> None:
+    """`run` for a single tensor without a direction, in short: if it is small it takes little time besides."""
+    width = x.numel() // rows
+    tasks = -(-rows // max(CHUNK // width, 1))
+    line = array("q", [out.data_ptr(), 0, x.data_ptr(), rows, width, tasks])
+    _start(_taking_tasks(loop, NUMBERS[dtype]), line.buffer_info()[0], tasks, x.numel(), numbers)
 
 
 @functools.cache
 def _taking_tasks(loop: Loop, number: Any) -> Any:
     """What each thread calls, with the address of a header: it takes tasks while there are any."""
-    whole, real = np.int64(0), np.float64(0)
+    whole, real, size = np.int64(0), np.float64(0), np.dtype(number).itemsize
 
     @cfunc(types.void(types.int64), error_model="numpy")
     def take_tasks(address: Any) -> None:
@@ -154,22 +148,34 @@ def _taking_tasks(loop: Loop, number: Any) -> Any:
         lr, weight = number(numbers[0]), number(numbers[1])
         c0, c1, c2 = number(numbers[2]), number(numbers[3]), number(numbers[4])
         c3, c4, c5 = number(numbers[5]), number(numbers[6]), number(numbers[7])
+        constants = (c0, c1, c2, c3, c4, c5)
+        at, before = header[2], 0
         while True:
             task: Any = _take_number(address)  # type: ignore[call-arg]
             if task >= header[1]:
                 break
-            line = view(header[2] + 8 * LINE * task, LINE, whole)
-            loop(line, lr, weight, (c0, c1, c2, c3, c4, c5))
+            while task >= view(at, LINE, whole)[5]:  # numbers only rise, so this tensor is done
+                before = view(at, LINE, whole)[5]
+                at += 8 * LINE
+            line = view(at, LINE, whole)
+            rows, width = line[3], line[4]
+            most = max(CHUNK // width, 1)
+            first = (task - before) * most
+            skip = first * width * size
+            directions = line[1] + skip if line[1] != 0 else 0
+            count = min(most, rows - first)
+            loop(line[0] + skip, directions, line[2] + skip, count, width, lr, weight, constants)
 
     return take_tasks
 
 
-def _start(function: Any, count: int, lines: int, numbers: Sequence[float], threads: int) -> None:
-    """Have it take ``count`` tasks, whose lines are at an address."""
+def _start(function: Any, lines: int, tasks: int, elements: int, numbers: list[float]) -> None:
+    """Have threads take the tasks, whose lines are at an address."""
     room = array("d", numbers)
     room.extend([0.0] * (2 + CONSTANTS - len(numbers)))
-    header = array("q", [0, count, lines, room.buffer_info()[0]])
+    header = array("q", [0, tasks, lines, room.buffer_info()[0]])
     argument = header.buffer_info()[0]
+    threads = min(torch.get_num_threads(), tasks, -(-elements // FOR_ONE_THREAD))
     if threads <= 1:
         function.ctypes(argument)
     elif (parallel := _openmp()) is not None and os.getpid() == LOADED_BY:

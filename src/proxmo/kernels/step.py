@@ -15,7 +15,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from proxmo.kernels.compiled import CHUNK, Loop, run, run_one, tasks, view
+from proxmo.kernels.compiled import Loop, run, run_one, view
 from proxmo.kernels.elementwise import ELEMENTWISE, Elementwise, inlined, keep, write
 from proxmo.kernels.moves import Move, fits
 from proxmo.kernels.rows import BLOCK, ROWS, Rows
@@ -54,19 +54,16 @@ def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | 
         params, directions, gradients = map(list, zip(*alike, strict=True))
         elements = np.array(list(map(Tensor.numel, params)), dtype=np.int64)
         rows = np.array(_rows(penalty, params), dtype=np.int64)
-        work = tasks([params, directions, directions if given else gradients], rows, elements // rows)
-        run(_loop(penalty), dtype, work, _numbers(dtype, lr, 0.0 if given else weight, penalty, abs(lr)))
+        columns = [params, directions, directions if given else gradients]
+        numbers = _numbers(dtype, lr, 0.0 if given else weight, penalty, abs(lr))
+        run(_loop(penalty), dtype, columns, rows, elements // rows, numbers)
         torch.autograd.graph.increment_version(params if given else params + directions)
 
 
 def prox(x: Tensor, step: float, penalty: Penalty, out: Tensor) -> None:
     """out ← prox(x), for tensors that are alike in memory; ``out`` may be ``x``."""
     (rows,) = _rows(penalty, [x])
-    width, numbers = x.numel() // rows, _numbers(x.dtype, 0.0, 0.0, penalty, step)
-    if x.numel() <= CHUNK:
-        run_one(_loop(penalty), x.dtype, (out.data_ptr(), 0, x.data_ptr(), rows, width), numbers)
-    else:
-        run(_loop(penalty), x.dtype, tasks([[out], [], [x]], np.array([rows]), np.array([width])), numbers)
+    run_one(_loop(penalty), x.dtype, out, x, rows, _numbers(x.dtype, 0.0, 0.0, penalty, step))
     torch.autograd.graph.increment_version(out)
 
 
@@ -116,16 +113,16 @@ def _move(x: Any, m: Any, g: Any, lr: Any, weight: Any, prox: Any, constants: An
             x[i] = prox(x[i], constants)
 
 
-# A task without directions is a prox alone, of what is in the place of gradients.
+# Without directions, at address 0, a prox alone is asked for, of what is in the place of gradients.
 
 
 @functools.cache
 def _elementwise_loop(prox: Any) -> Loop:
     @inlined
-    def loop(task: Any, lr: Any, weight: Any, constants: Any) -> None:
-        length = task[3] * task[4]
-        x, m, g = view(task[0], length, lr), view(task[1], length, lr), view(task[2], length, lr)
-        if task[1] == 0:
+    def loop(x_at: int, m_at: int, g_at: int, rows: int, width: int, lr: Any, weight: Any, constants: Any) -> None:
+        length = rows * width
+        x, m, g = view(x_at, length, lr), view(m_at, length, lr), view(g_at, length, lr)
+        if m_at == 0:
             write(x, g, prox, constants)
         else:
             _move(x, m, g, lr, weight, prox, constants)
@@ -136,14 +133,13 @@ def _elementwise_loop(prox: Any) -> Loop:
 @functools.cache
 def _row_loop(prox: Any) -> Loop:
     @inlined
-    def loop(task: Any, lr: Any, weight: Any, constants: Any) -> None:
-        rows, width = task[3], task[4]
+    def loop(x_at: int, m_at: int, g_at: int, rows: int, width: int, lr: Any, weight: Any, constants: Any) -> None:
         length = rows * width
-        x, m, g = view(task[0], length, lr), view(task[1], length, lr), view(task[2], length, lr)
+        x, m, g = view(x_at, length, lr), view(m_at, length, lr), view(g_at, length, lr)
         peaks = np.empty(-(-width // BLOCK), x.dtype)
         for start in range(0, length, width):
             row, source = x[start : start + width], g[start : start + width]
-            if task[1] != 0:
+            if m_at != 0:
                 _move(row, m[start : start + width], source, lr, weight, keep, constants)
                 source = row
             prox(row, source, constants, peaks)
