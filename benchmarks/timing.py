@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+TURN = 1e-3  # seconds that a turn of one candidate takes at least
+
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
@@ -25,18 +27,24 @@ def by_turns(candidates: Mapping[str, Callable[[], object]], repeats: int, most:
     """The median seconds of each candidate.
 
     Each is called once before, which counts only if that alone takes longer than ``most`` seconds. One that is slow is
-    measured fewer times, so that it takes little longer than ``most`` seconds in all, but three times at least.
+    measured fewer times, so that it takes little longer than ``most`` seconds in all, but three times at least. One
+    that takes less than a millisecond is called several times in each turn, as in a loop: else it would be measured how
+    long it takes to fetch it into a cache that others have filled.
     """
-    first = {name: _seconds(call) for name, call in candidates.items()}
+    first = {name: _seconds(call, 1) for name, call in candidates.items()}
+    calls = dict.fromkeys(candidates, 1)
     taken: dict[str, list[float]] = {name: [value] if value > most else [] for name, value in first.items()}
     for _ in range(repeats):
         for name, call in candidates.items():
             if first[name] <= most and (sum(taken[name]) <= most or len(taken[name]) < 3):
-                taken[name].append(_seconds(call))
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+                seconds = _seconds(call, calls[name])
+                calls[name] = max(1, round(TURN / seconds))
+                taken[name].append(seconds)
+    return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def _seconds(call: Callable[[], object], times: int) -> float:
     begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - begin) / times
