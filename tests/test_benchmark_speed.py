@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +104,20 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_candidates_take_turns() -> None:
     order: list[str] = []
-    seconds = timing.by_turns({name: lambda name=name: order.append(name) for name in "ab"}, repeats=3)
+
+    def call(name: str) -> None:
+        order.append(name)
+        time.sleep(timing.TURN)
+
+    seconds = timing.by_turns({name: partial(call, name) for name in "ab"}, repeats=3)
     assert order == ["a", "b"] * 4
-    assert all(value > 0 for value in seconds.values())
+    assert all(value > timing.TURN for value in seconds.values())
     timing.by_turns({"slow": lambda: order.append("slow")}, repeats=5, most=0.0)
     assert order.count("slow") == 1
+    timing.by_turns({"short": lambda: order.append("short"), "other": lambda: order.append("other")}, repeats=3)
+    first = order.index("short")
+    assert order[first : first + 4] == ["short", "other"] * 2
+    assert order[first + 4 : first + 24] == ["short"] * 20  # as many as take a millisecond
     before = torch.get_num_threads()
     with timing.threads(1):
         assert torch.get_num_threads() == 1

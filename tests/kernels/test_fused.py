@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numba import njit
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -21,6 +23,7 @@ import proxmo
 from penalties.cases import CASES, noise, tolerance
 from proxmo import ProxSGD, kernels
 from proxmo.kernels import compiled
+from proxmo.kernels.compiled import from_ordered, ordered
 
 STEPS = 4
 # groups of one, few and many elements; more than a task has; more than a block of a row has
@@ -206,6 +209,33 @@ def test_an_out_that_overlaps_with_the_input() -> None:
     expected = proxmo.L1(0.3).prox(memory[:-1000], 1.0)
     found = proxmo.L1(0.3).prox(memory[:-1000], 1.0, out=memory[1000:], fused=True)
     torch.testing.assert_close(found, expected)
+
+
+def test_a_prox_is_outside_autograd() -> None:
+    penalty, x = proxmo.GroupL2(0.5), Parameter(noise((4, 30), torch.float32))
+    expected = penalty.prox(x.detach(), 1.0)
+    found = penalty.prox(x, 1.0, fused=True)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected)
+    in_another_order = torch.zeros(30, 4).T.requires_grad_()
+    assert penalty.prox(x, 1.0, out=in_another_order, fused=True) is in_another_order
+    torch.testing.assert_close(in_another_order.detach(), expected)
+    assert penalty.prox(x, 1.0, out=x, fused=True) is x
+    torch.testing.assert_close(x.detach(), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_integers_in_the_order_of_numbers(dtype: type) -> None:
+    huge, tiny = np.finfo(dtype).max, np.finfo(dtype).tiny
+    numbers = np.array([-np.inf, -huge, -1.5, -1, -tiny, -tiny / 4, -0.0, 0, tiny / 4, tiny, 1, huge, np.inf], dtype)
+
+    @njit
+    def orders(numbers: Any) -> Any:
+        return [ordered(x) for x in numbers], [from_ordered(ordered(x)) for x in numbers]
+
+    found, back = orders(numbers)
+    assert found == sorted(set(found))
+    assert np.array(back, dtype).tobytes() == numbers.tobytes()
 
 
 def test_where_operations_are_recorded_a_prox_is_plain() -> None:

@@ -87,6 +87,26 @@ def test_numbers_beyond_float32(step: float | Tensor) -> None:
     assert proxmo.L2Ball(1.0).prox(x, torch.tensor(1e-60, dtype=torch.float64)).norm() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("width", [5, 20_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_norms_of_groups_whose_squares_overflow_or_vanish(width: int, dtype: torch.dtype) -> None:
+    scales = [1.0, 0.0, 1e-30, 1e25, 1e-3] if dtype == torch.float32 else [1.0, 0.0, 1e-200, 1e180, 1e-3]
+    noise = torch.randn(5, width, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    x = noise * torch.tensor(scales, dtype=dtype).unsqueeze(1)
+    for row, scale in zip(x, scales, strict=True):
+        size = 1 if scale == 0 else scale
+        norm = float((row.double() / size).square().sum().sqrt()) * size
+        found = proxmo.GroupL2(norm / 4).prox(x, 1.0)
+        kept = found[scales.index(scale)]
+        torch.testing.assert_close(kept, 0.75 * row, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0)
+        assert all(bool((found[k] == 0).all()) == (other < scale / 2 or other == 0) for k, other in enumerate(scales))
+    bad = x.clone()
+    bad[0, 3] = math.nan
+    found = proxmo.GroupL2(1e-3).prox(bad, 1.0)
+    assert bool(found[0].isnan().all())
+    assert torch.equal(found[1:], proxmo.GroupL2(1e-3).prox(x, 1.0)[1:])
+
+
 def test_balls_and_roots_at_mixed_scales() -> None:
     direction = torch.tensor([3.0, 4.0])
     for radius, scale in ((1e-20, 1e20), (1e-14, 1e30), (1e-30, 1e15)):

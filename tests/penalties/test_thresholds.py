@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
 import numpy as np
@@ -77,6 +79,44 @@ def test_long_groups_with_large_sums_keep_their_digits(share: float, fused: bool
         found = penalty.prox(x, 1.0, fused=fused).double().numpy()
         exact = np.stack([reference(row, radius) for row in x.double().numpy()])
         np.testing.assert_allclose(found, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
+
+
+def exact_level(values: list[Fraction], radius: float) -> Fraction:
+    """The level above which they add up to the radius, without rounding."""
+    total, level = Fraction(0), max(values) - Fraction(radius)
+    for count, value in enumerate(sorted(values, reverse=True), 1):
+        if value <= level:
+            break
+        total += value
+        level = (total - Fraction(radius)) / count
+    return level
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("radius", [0.0, 1e-12, 1e-3, 1.0, 50.0, 1e9])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_fused_levels_of_rows_in_which_blocks_differ(kind: str, radius: float, dtype: torch.dtype) -> None:
+    """Blocks with nothing above the level are passed over."""
+    row = ROWS[kind](torch.Generator().manual_seed(1))[0].to(dtype)
+    x = torch.cat([row * 0.01, row * 0.5, -row * 0.3, row, row * 0.9, -row * 1e-3]).repeat(2, 1)  # four blocks
+    rounding = 1e-6 if dtype == torch.float32 else 1e-13
+    fractions = list(map(Fraction, x[0].tolist()))
+    level, level_of_magnitudes = exact_level(fractions, radius), exact_level(list(map(abs, fractions)), radius)
+    inside = sum(map(abs, fractions)) <= radius
+    lowered = [max(abs(f) - level_of_magnitudes, 0) * (1 if f > 0 else -1) for f in fractions]
+    for penalty, exact, bound in (
+        (proxmo.Simplex(radius, dim=0), [max(f - level, 0) for f in fractions], rounding * radius),
+        (proxmo.L1Ball(radius, dim=0), fractions if inside else lowered, 0.0 if inside else rounding * radius),
+        (
+            proxmo.GroupLInf(radius),
+            [Fraction(0) if inside else f - low for f, low in zip(fractions, lowered, strict=True)],
+            rounding * float(x.abs().max()),
+        ),
+    ):
+        found = penalty.prox(x, 1.0, fused=True)
+        expected = torch.tensor(list(map(float, exact)), dtype=torch.float64)
+        torch.testing.assert_close(found[1].double(), expected, rtol=0, atol=bound)
+        assert torch.equal(penalty.prox(x, 1.0, out=x.clone(), fused=True), found)
 
 
 @pytest.mark.parametrize("fused", [False, True])

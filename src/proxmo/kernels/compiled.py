@@ -34,7 +34,9 @@ FOR_ONE_THREAD = 1 << 15  # elements, as in torch
 LINE = 6
 CONSTANTS = 6  # the most that a prox has
 NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
-# Sums may be taken in any order, so that they are vectorised; NaN, infinities and signed zeros are as ever.
+# Sums may be taken in any order, so that they are vectorised; NaN, infinities and signed zeros are as ever. LLVM puts
+# such loops into what calls them, numba what calls them into the loop over rows: short rows would be mostly calls, and
+# LLVM optimises a function again for each level of calls above it.
 reordered = njit(error_model="numpy", fastmath={"reassoc", "contract"}, forceinline=True)
 
 

@@ -39,7 +39,7 @@ class Elementwise(NamedTuple):
 
 @inlined
 def as_it_is(x: Any) -> Any:
-    """x."""
+    """How to read an element whose sign counts."""
     return x
 
 

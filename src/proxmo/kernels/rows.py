@@ -45,7 +45,7 @@ def _summing(read: Any) -> Any:
     def sum_and_largest(row: Any, peaks: Any) -> Any:
         """Σ read(x) and the largest read(x), of each block too; NaN is not counted there, and makes the sum NaN."""
         total: Any = 0.0
-        top: Any = ordered(read(row[0]))  # type: ignore[call-arg]
+        top: Any = ordered(read(row[0]))  # type: ignore[call-arg]  # numba supplies the context
         for block in range(len(peaks)):
             start = block * BLOCK
             part, largest = row.dtype.type(0), ordered(read(row[start]))
@@ -173,8 +173,9 @@ def _cap(target: Any, source: Any, c: Any, peaks: Any) -> None:
         _fill(target, np.nan)
     else:
         theta, _ = _level_of_magnitudes(source, peaks, total, top, c[0], False)
-        level = max(top + theta, source.dtype.type(0))
-        write(target, source, clamp, (-level, level))
+        zero = source.dtype.type(0)
+        level = max(top + theta, zero)
+        write(target, source, clamp, (zero - level, level))  # 0 − 0 is 0 where −0 would be -0.0
 
 
 @inlined
