@@ -136,7 +136,13 @@ def kernels(folder: Path, repeats: int, chosen: dict[str, Kernel] = KERNELS) -> 
             shape = kernel.matrices[0]
             found = numbers[f"{name}, {shape[0]} x {shape[1]}, threads: {count}"]["middling"]
             ratios = {candidate: seconds / found["copy"] for candidate, seconds in found.items()}
-            bars(axes, ratios, f"{name}, {shape[0]} x {shape[1]}, threads: {count}\ntime / a copy in memory", FUSED)
+            bars(
+                axes,
+                ratios,
+                f"{name}, {shape[0]} x {shape[1]}, threads: {count}\ntime / a copy in memory",
+                FUSED,
+                PLAIN,
+            )
             axes.set_xscale("log")
     columns = ("prox", "matrix", "threads", "fused / copy", "plain / copy")
     columns += ("textbook / fused", "textbook / plain", "best peer", "best peer / fused")

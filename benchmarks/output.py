@@ -38,10 +38,15 @@ def write(folder: Path, name: str, numbers: Any, figure: Figure, columns: tuple[
     Console(width=170).print(table, f"figure, table and numbers: {folder}", soft_wrap=True)
 
 
-def bars(axes: Any, values: dict[str, float], title: str, ours: str) -> None:
-    """Draw named values as bars; those whose name has ``ours`` in it stand out, those of torch step back."""
-    colours = [GREY if "SGD" in name else ORANGE if ours in name else BLUE for name in values]
-    drawn = axes.barh(list(values), list(values.values()), color=colours)
+def bars(axes: Any, values: dict[str, float], title: str, best: str, plain: str) -> None:
+    """Draw named values as bars; ours have names that end with ``best`` or ``plain``, and stand out from others."""
+
+    def colour(name: str) -> str:
+        if name.startswith("SGD"):  # torch's
+            return GREY
+        return ORANGE if name.endswith(best) else BLUE if name.endswith(plain) else GREY
+
+    drawn = axes.barh(list(values), list(values.values()), color=list(map(colour, values)))
     axes.bar_label(drawn, fmt="%.3g", padding=2, fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.15)

@@ -75,5 +75,5 @@ def steps(folder: Path, repeats: int, models: dict[str, Callable[[], Shapes]] = 
         rows += [(model, name, f"{one[name]:.2f}", f"{two[name]:.2f}") for name in candidates]
     figure = Figure(figsize=(10, 3 * len(models) + 0.5), layout="constrained")
     for axes, (title, found) in zip(figure.subplots(len(models), 2).flat, numbers.items(), strict=True):
-        bars(axes, found["ratios"], f"{title}\ntime of a step / torch's fused SGD", ", fused")
+        bars(axes, found["ratios"], f"{title}\ntime of a step / torch's fused SGD", ", fused", ", default")
     write(folder, "steps", numbers, figure, ("model", "optimizer", "1 thread", "2 threads"), rows)

@@ -62,9 +62,8 @@ def sweep(folder: Path, repeats: int, iterations: int = synthetic.ITERATIONS) ->
     gains = {name: value / SAMPLE * iterations * runs / whole for name, value in seconds.items()}
     numbers: dict[str, Any] = {"seconds of the grid": whole, "runs": runs, "cells": len(found.cells), "gains": gains}
     figure = Figure(figsize=(8, 1.8), layout="constrained")
-    bars(
-        figure.subplots(), {"one tensor": 1.0, **gains}, f"{runs} runs of {iterations} steps: time / one tensor", "one"
-    )
+    title = f"{runs} runs of {iterations} steps: time / one tensor"
+    bars(figure.subplots(), {"one tensor": 1.0, **gains}, title, "one tensor", "per run")
     rows = [("one tensor", f"{whole:.1f} s", "1")]
     rows += [(name, f"{gain * whole:.0f} s", f"{gain:.0f}") for name, gain in gains.items()]
     write(folder, "sweep", numbers, figure, ("synthetic grid", "time", "ratio"), rows)

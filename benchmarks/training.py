@@ -72,6 +72,6 @@ def training(folder: Path, repeats: int, width: int = WIDTH, batch: int = BATCH)
             rows.append((str(count), name, f"{batch / seconds[name]:.1f}", f"{speed:.3f}", f"{100 * share:.2f} %"))
         numbers[f"threads: {count}"] = found
         shares = {name: 100 * values["share of the optimizer"] for name, values in found.items()}
-        bars(axes, shares, f"threads: {count}\nshare of the optimizer in a step of training, %", ", fused")
+        bars(axes, shares, f"threads: {count}\nshare of the optimizer in a step of training, %", ", fused", ", default")
     columns = ("threads", "optimizer", "images per second", "images per second / SGD's", "share of the optimizer")
     write(folder, "training", numbers, figure, columns, rows)
