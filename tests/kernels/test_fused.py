@@ -220,8 +220,15 @@ def test_a_prox_is_outside_autograd() -> None:
     in_another_order = torch.zeros(30, 4).T.requires_grad_()
     assert penalty.prox(x, 1.0, out=in_another_order, fused=True) is in_another_order
     torch.testing.assert_close(in_another_order.detach(), expected)
+    torch.testing.assert_close(penalty.prox(x, torch.tensor(1.0, requires_grad=True), fused=True), expected)
     assert penalty.prox(x, 1.0, out=x, fused=True) is x
     torch.testing.assert_close(x.detach(), expected)
+
+
+def test_an_out_that_stands_for_its_negative() -> None:
+    penalty, x = proxmo.GroupL2(0.5), noise((4, 30), torch.float32)
+    out = torch._neg_view(torch.empty(4, 30))
+    torch.testing.assert_close(penalty.prox(x, 1.0, out=out, fused=True).resolve_neg(), penalty.prox(x, 1.0))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

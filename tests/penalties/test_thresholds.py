@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import hypothesis.extra.numpy as hnp
@@ -25,6 +26,8 @@ ROWS = {
     "heavy tails": lambda g: torch.randn(64, 300, generator=g).pow(-3),
     "close together": lambda g: 1e6 + torch.rand(64, 300, generator=g),
     "many ties": lambda g: torch.randint(0, 3, (64, 300), generator=g).float(),
+    "equal, with rounding": lambda g: torch.full((64, 300), 123.456),
+    "a few roundings apart": lambda g: 1.7 + torch.arange(300.0).expand(64, 300) % 3 * 2**-22,
 }
 
 
@@ -117,6 +120,28 @@ def test_fused_levels_of_rows_in_which_blocks_differ(kind: str, radius: float, d
         expected = torch.tensor(list(map(float, exact)), dtype=torch.float64)
         torch.testing.assert_close(found[1].double(), expected, rtol=0, atol=bound)
         assert torch.equal(penalty.prox(x, 1.0, out=x.clone(), fused=True), found)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("length", [5, 163, 600, 2999])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_rows_whose_elements_are_a_few_roundings_apart(dtype: torch.dtype, length: int, fused: bool) -> None:
+    eps = torch.finfo(dtype).eps
+    for height in (123.456, 1.128782e7, 1.7):
+        x = height * (1 + torch.arange(length, dtype=dtype) % 4 * eps)
+        for radius in (height * eps, 10 * height * eps, 1e-3 * height):
+            for penalty in (proxmo.Simplex(radius), proxmo.L1Ball(radius)):
+                total = float(penalty.prox(x, 1.0, fused=fused).double().sum())
+                assert total == pytest.approx(radius, rel=16 * eps)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_sums_that_overflow_to_both_sides(fused: bool) -> None:
+    h = 3e38
+    for row in ([h, -h] * 300, [h] * 512 + [-h] * 512, [h] * 600 + [-math.inf] * 10):
+        found = proxmo.Simplex(1.0).prox(torch.tensor(row), 1.0, fused=fused)
+        assert float(found.sum()) == pytest.approx(1.0)
+    assert bool(proxmo.Simplex(1.0).prox(torch.tensor([h, -h, math.nan]), 1.0, fused=fused).isnan().all())
 
 
 @pytest.mark.parametrize("fused", [False, True])

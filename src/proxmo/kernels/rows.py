@@ -40,6 +40,14 @@ def _fill(row: Any, value: Any) -> None:
         row[i] = value
 
 
+@reordered
+def _has_nan(row: Any) -> bool:
+    count = 0
+    for i in range(len(row)):
+        count += row[i] != row[i]
+    return count > 0
+
+
 def _summing(read: Any) -> Any:
     @reordered
     def sum_and_largest(row: Any, peaks: Any) -> Any:
@@ -66,7 +74,9 @@ def _low_level(peaks: Any, length: int, total: float, top: Any, radius: Any) -> 
     """A θ that is not above the one looked for: that of all elements, of the largest alone, or of peaks alone."""
     theta = -float(radius)
     if total < np.inf:  # not an overflow
-        theta = max((total - length * float(top) - radius) / length, theta)
+        mean = total / length - top
+        rounding = (BLOCK + len(peaks)) * np.finfo(peaks.dtype).eps * (abs(top) - mean)  # of the sum
+        theta = max(mean - rounding - radius / length, theta)
     for _ in range(MOST_PASSES if len(peaks) > 1 else 0):
         reached, count = 0.0, 0.0
         for peak in peaks:
@@ -181,6 +191,8 @@ def _cap(target: Any, source: Any, c: Any, peaks: Any) -> None:
 @inlined
 def _simplex(target: Any, source: Any, c: Any, peaks: Any) -> None:
     total, top = _sum_of_values(source, peaks)
+    if math.isnan(total) and not _has_nan(source):  # sums overflowed to both sides
+        total = np.inf
     if math.isnan(total) or top == np.inf:  # −inf is far below every level
         _fill(target, np.nan)
     else:

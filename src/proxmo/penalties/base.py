@@ -53,7 +53,7 @@ def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _written_as_read(out: Tensor, x: Tensor) -> bool:
     """Whether elements can be written to ``out`` in the order in which those of ``x`` are read: nothing is lost."""
     shared = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    return out.stride() == x.stride() and (not shared or out.data_ptr() == x.data_ptr())
+    return out.stride() == x.stride() and not out.is_neg() and (not shared or out.data_ptr() == x.data_ptr())
 
 
 @dataclass
@@ -139,8 +139,10 @@ class Penalty(ABC):
         checks.floating("x", x)
         checks.same_as("out", out, x)
         step = checks.step("step", step)
-        if fused and is_ordinary(x) and (kernels := loops()) and kernels.takes(self, x) and float(step) > 0:
-            return self._prox_by_loop(kernels, x, float(step), out)
+        if fused and is_ordinary(x) and (kernels := loops()) and kernels.takes(self, x):
+            size = step.item() if isinstance(step, Tensor) else step
+            if size > 0:
+                return self._prox_by_loop(kernels, x, size, out)
         with torch.no_grad():
             return self.apply(x, step, out)
 
