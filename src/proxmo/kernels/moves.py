@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 _DTYPES = (torch.float32, torch.float64)
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of axes
 
 
 class Move(NamedTuple):
@@ -46,7 +47,7 @@ def _fit(moves: Sequence[Move]) -> bool:
 
 def fits(x: Tensor) -> bool:
     """Whether compiled loops can take an ordinary tensor on a CPU, and another like it."""
-    return x.dtype in _DTYPES and x.numel() > 0 and not x.is_neg() and (x.is_contiguous() or _has_rows(x))
+    return x.dtype in _DTYPES and x.numel() > 0 and not x.is_neg() and _has_rows(x)
 
 
 def _have_rows(move: Move) -> bool:
@@ -57,5 +58,5 @@ def _have_rows(move: Move) -> bool:
 
 
 def _has_rows(x: Tensor) -> bool:
-    orders = {4: (torch.contiguous_format, torch.channels_last), 5: (torch.contiguous_format, torch.channels_last_3d)}
-    return any(x.is_contiguous(memory_format=order) for order in orders.get(x.dim(), (torch.contiguous_format,)))
+    order = _CHANNELS_LAST.get(x.dim())
+    return x.is_contiguous() or (order is not None and x.is_contiguous(memory_format=order))

@@ -62,7 +62,7 @@ def _summing(read: Any) -> Any:
                 part += value
                 largest = max(largest, ordered(value))
             peaks[block] = from_ordered(largest)
-            top = largest if largest > top else top
+            top = max(top, largest)
             total += part
         return total, from_ordered(top)
 
