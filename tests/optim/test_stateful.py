@@ -356,15 +356,15 @@ class Run(RuleBasedStateMachine):
             self.follow(sample)
 
     def decision(self, sample: Sample) -> str:
-        """Of the first group that has a bad gradient and minds."""
-        index = 0
+        """Of the groups that have a bad gradient, the strictest has its way."""
+        decisions, index = {"propagate"}, 0
         for group in self.groups:
             for known in group.known:
                 found = [g for g in self.used(known, sample, index) if g is not None]
-                if group.options["nonfinite"] != "propagate" and not all(bool(g.isfinite().all()) for g in found):
-                    return group.options["nonfinite"]
+                if not all(bool(g.isfinite().all()) for g in found):
+                    decisions.add(group.options["nonfinite"])
                 index += 1
-        return "propagate"
+        return next(decision for decision in ("raise", "skip", "propagate") if decision in decisions)
 
     def follow(self, sample: Sample) -> None:
         index = 0
