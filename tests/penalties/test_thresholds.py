@@ -36,8 +36,8 @@ def below_top(y: Tensor) -> Groups:
     return Groups(y - y.amax(1, keepdim=True), dim=0)
 
 
-def sorted_level(y: Tensor, radius: float) -> Tensor:
-    return thresholds._level_by_sort(y, radius)[1]
+def sorted_depth(y: Tensor, radius: float) -> Tensor:
+    return thresholds._depth_by_sort(y, radius)[1]
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -46,12 +46,12 @@ def sorted_level(y: Tensor, radius: float) -> Tensor:
 def test_newton_sort_and_reference_agree(kind: str, radius: float, dtype: torch.dtype) -> None:
     rows = below_top(ROWS[kind](torch.Generator().manual_seed(1)).to(dtype))
     y = rows.elements
-    newton = thresholds._level_by_newton(y, radius, rows)
-    sort = sorted_level(y, radius)
+    newton = thresholds._depth_by_newton(y, radius, rows)
+    sort = sorted_depth(y, radius)
     rounding = 1e-6 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(newton, sort, rtol=rounding, atol=0)
     exact = np.stack([references.simplex(row, radius) for row in rows.tensor[:3].double().numpy()])
-    found = thresholds.project_simplex_(y.clone(), radius, rows)[:3].double()
+    found = thresholds.project_simplex(y, radius, rows)[:3].double()
     torch.testing.assert_close(found, torch.from_numpy(exact), rtol=0, atol=rounding * radius)
     torch.testing.assert_close(found.sum(1), torch.full((3,), radius, dtype=torch.float64), rtol=rounding, atol=0)
 
@@ -60,13 +60,13 @@ def test_newton_sort_and_reference_agree(kind: str, radius: float, dtype: torch.
     y=hnp.arrays(np.float64, st.tuples(st.integers(1, 4), st.integers(1, 30)), elements=st.floats(-1e6, 1e6, width=32)),
     radius=st.floats(1e-6, 1e6),
 )
-def test_levels_solve_their_equation(y: np.ndarray, radius: float) -> None:
+def test_depths_solve_their_equation(y: np.ndarray, radius: float) -> None:
     rows = below_top(torch.from_numpy(y))
-    for level in (
-        thresholds._level_by_newton(rows.elements, radius, rows),
-        sorted_level(rows.elements, radius),
+    for depth in (
+        thresholds._depth_by_newton(rows.elements, radius, rows),
+        sorted_depth(rows.elements, radius),
     ):
-        total = (rows.elements - level).clamp(min=0).sum(rows.axes)
+        total = (rows.elements + depth).clamp(min=0).sum(rows.axes)
         torch.testing.assert_close(total, torch.full_like(total, radius), rtol=1e-9, atol=0)
 
 
@@ -161,7 +161,7 @@ def test_zeros_stay_zeros_when_they_are_projected_again(
 
 def test_both_ways_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    for name in ("_level_by_newton", "_level_by_sort"):
+    for name in ("_depth_by_newton", "_depth_by_sort"):
         plain = getattr(thresholds, name)
         monkeypatch.setattr(
             thresholds, name, lambda *args, plain=plain, name=name: (used.append(name), plain(*args))[1]
@@ -169,4 +169,4 @@ def test_both_ways_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for shape in [(1000, 10), (10, 100), (100, 1000)]:
         groups = Groups(torch.rand(shape), dim=0)
         thresholds.cap(groups.elements, 1.0, groups)
-    assert used == ["_level_by_sort", "_level_by_sort", "_level_by_newton"]
+    assert used == ["_depth_by_sort", "_depth_by_sort", "_depth_by_newton"]

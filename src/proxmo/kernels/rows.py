@@ -116,7 +116,7 @@ def _levels(read: Any, signed: Any) -> Any:
         """θ ≤ 0 with Σ max(read(x) − top − θ, 0) = radius, and what is missing for each element that is above it.
 
         To settle is to count what is above θ by no more than its rounding as not above, and then to measure what is
-        missing; as in `proxmo.penalties.thresholds.project_simplex_`.
+        missing; as in `proxmo.penalties.thresholds.project_simplex`.
         """
         theta, before, settled = _low_level(peaks, len(row), total, top, radius), np.inf, False
         for _ in range(MOST_PASSES):

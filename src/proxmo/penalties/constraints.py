@@ -19,7 +19,7 @@ from proxmo.penalties.axes import Groups
 from proxmo.penalties.base import AnyFloat, Constraint, Count, Dim, Grouped, NonNegativeFloat
 from proxmo.penalties.groups import group_norms
 from proxmo.penalties.selection import mask_of_largest
-from proxmo.penalties.thresholds import fit, project_simplex_
+from proxmo.penalties.thresholds import fit, project_simplex
 
 
 def _clamp(x: Tensor, low: float, high: float, out: Tensor | None) -> Tensor:
@@ -113,7 +113,7 @@ class L1Ball(Grouped, Constraint):
         groups = Groups(x, self.dim)
         magnitudes = groups.elements.abs()
         inside = groups.sum(magnitudes) <= self.radius
-        nearest = project_simplex_(magnitudes, self.radius, groups).copysign_(groups.elements)
+        nearest = project_simplex(magnitudes, self.radius, groups, in_place=True).copysign_(groups.elements)
         return torch.where(groups.onto_tensor(inside), groups.tensor, groups.onto_tensor(nearest), out=out)
 
 
@@ -206,7 +206,7 @@ class Simplex(Grouped, Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
-        result = groups.onto_tensor(project_simplex_(groups.elements.clone(), self.radius, groups))
+        result = groups.onto_tensor(project_simplex(groups.elements, self.radius, groups))
         return result if out is None else out.copy_(result)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from proxmo.penalties.axes import Groups, as_matrix, from_matrix, indexing_axes
 from proxmo.penalties.base import Constraint, Count, Dim, NonNegativeFloat, WithDim
-from proxmo.penalties.thresholds import project_simplex_
+from proxmo.penalties.thresholds import project_simplex
 
 
 def _finite_or_zero(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,7 +164,7 @@ class NuclearBall(WithDim, Constraint):
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         def gains(sigma: Tensor) -> Tensor:
             groups = Groups(sigma, None)
-            kept = project_simplex_(groups.elements.clone(), self.radius, groups)
+            kept = project_simplex(groups.elements, self.radius, groups)
             outside = torch.where(sigma == 0, 0.0, kept / sigma)
             return torch.where(sigma.sum() <= self.radius, 1.0, outside)
 

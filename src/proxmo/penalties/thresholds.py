@@ -10,12 +10,13 @@ at once, in one buffer more than y. For short rows or few elements a sort is fas
 the data, which `torch.compile` could not trace. Where processes share the elements of a group only Newton will do: each
 pass adds up two numbers per group over the processes.
 
-Levels are measured from the top of each group, θ = τ − max(y) ≤ 0: differences of close numbers are exact in floating
-point, so digits survive even where the radius is tiny beside the entries.
+Levels are measured from the top of each group, as depths d = max(y) − τ ≥ 0: differences of close numbers are exact in
+floating point, so digits survive even where the radius is tiny beside the entries.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import overload
 
@@ -49,21 +50,21 @@ def fit(value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
     return value if -limit <= value <= limit else math.copysign(limit, value)
 
 
-def project_simplex_(y: Tensor, radius: float, groups: Groups) -> Tensor:
-    """Turn each group of ``y`` into max(y − τ, 0), the nearest point of the simplex {u ≥ 0, Σu = radius}.
+def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool = False) -> Tensor:
+    """Each group as max(y − τ, 0), the nearest point of the simplex {u ≥ 0, Σu = radius}.
 
     What is above τ by no more than its rounding is not above it: so zeros stay zeros when they are projected again.
     """
     radius = fit(radius, y.dtype)
-    _, level = _measure_from_top_(y, radius, groups)
-    rounding = level * -torch.finfo(y.dtype).eps
-    active = y.sub_(level + rounding).relu_().sign()
+    below, _, depth = _measured_from_top(y, radius, groups, in_place)
+    eps = torch.finfo(y.dtype).eps
     if groups.length <= _FEW_ROUNDINGS:
-        return y.add_(active.mul_(rounding))
+        return torch.threshold_(below.add_(depth), eps * radius, 0.0)
+    active = below.add_(depth * (1 - eps)).relu_().sign()
     # The error of rounding τ enters each element. The elements have finer digits than τ: share out what is missing.
-    reached, count = groups.add_up(y.sum(groups.axes, keepdim=True), active.sum(groups.axes, keepdim=True))
+    reached, count = groups.add_up(below.sum(groups.axes, keepdim=True), active.sum(groups.axes, keepdim=True))
     share = (radius - reached) / count.clamp(min=1)
-    return y.add_(active.mul_(share)).relu_()
+    return below.add_(active.mul_(share)).relu_()
 
 
 def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
@@ -73,63 +74,70 @@ def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
     """
     radius = fit(radius, magnitudes.dtype)
     vanishes = groups.sum(magnitudes) <= radius  # false for NaN, which so stays in its group
-    top, level = _measure_from_top_(magnitudes, radius, groups)
-    return (top + level).relu_().masked_fill_(vanishes, 0)
+    _, top, depth = _measured_from_top(magnitudes, radius, groups, in_place=True)
+    return (top - depth).relu_().masked_fill_(vanishes, 0)
 
 
-def _measure_from_top_(y: Tensor, radius: float | Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """The largest element of each group, and θ ≤ 0 with Σ max(y − θ, 0) = radius once it is subtracted from ``y``."""
+def _measured_from_top(
+    y: Tensor, radius: float | Tensor, groups: Groups, in_place: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``y`` less the largest element of its group, these, and depths d ≥ 0 with Σ max(y − largest + d, 0) = radius."""
     compiling = torch.compiler.is_compiling()
     small = groups.length <= _SHORT_ROW or y.numel() <= _FEW_ELEMENTS
     if groups.divided or not (small or compiling):
         top = groups.amax(y)
-        y.sub_(top)
-        return top, _level_by_newton(y, radius, groups)
+        below = y.sub_(top) if in_place else y - top
+        return below, top, _depth_by_newton(below, radius, groups)
     rows = as_rows(y, groups.axes)
-    top, level = _level_by_sort(rows, radius)
+    top, depth = _depth_by_sort(rows, radius)
     if rows is not y:
         shape = [1 if axis in groups.axes else size for axis, size in enumerate(y.shape)]
-        top, level = top.reshape(shape), level.reshape(shape)
-    y.sub_(top)
+        top, depth = top.reshape(shape), depth.reshape(shape)
+    below = y.sub_(top) if in_place else y - top
     if compiling:  # compiled sums are not taken in float64, and a step of Newton's method mends their rounding
-        level, _ = _newton_step(y, radius, groups, level, torch.empty_like(y))
-    return top, level
+        depth, _ = _newton_step(below, radius, groups, depth, torch.empty_like(below))
+    return below, top, depth
 
 
-def _level_by_sort(rows: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:
-    """The largest element of each row, and the highest of the levels at which the k largest alone make the radius."""
-    ascending = _sorted(rows.neg())
-    bottom = ascending[..., :1].clone()
-    ranks = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
-    depths = ascending.sub_(bottom).cumsum(-1).add_(radius).div_(ranks)
-    return bottom.neg_(), depths.amin(-1, keepdim=True).neg_()
+def _depth_by_sort(rows: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:
+    """The largest element of each row, and the least of the depths at which the k largest alone make the radius."""
+    if is_at_hand(rows):
+        ascending, ranks = rows.neg(), _cached_ranks(rows.shape[-1], rows.dtype)
+        ascending.numpy().sort()  # several times faster than torch, which keeps track of indices as well
+    else:
+        ascending, ranks = rows.neg().sort(dim=-1).values, _ranks(rows.shape[-1], rows.dtype, rows.device)
+    top = ascending[..., :1].neg()
+    depths = ascending.add_(top).cumsum(-1).add_(radius).div_(ranks)
+    return top, depths.amin(-1, keepdim=True)
 
 
-def _sorted(rows: Tensor) -> Tensor:
-    """In ascending order along the last axis; ``rows`` may be written over."""
-    if not is_at_hand(rows):
-        return rows.sort(dim=-1).values
-    rows.numpy().sort()  # several times faster than torch, which keeps track of indices as well
-    return rows
+def _ranks(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.arange(1, length + 1, dtype=dtype, device=device)
+
+
+@functools.lru_cache(maxsize=8)
+def _cached_ranks(length: int, dtype: torch.dtype) -> Tensor:
+    """Of short rows a prox is mostly calls, and this would be one in ten."""
+    return _ranks(length, dtype, torch.device("cpu"))
 
 
 def _newton_step(
-    y: Tensor, radius: float | Tensor, groups: Groups, level: Tensor, work: Tensor
+    below: Tensor, radius: float | Tensor, groups: Groups, depth: Tensor, work: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The next level, and how many elements per group are above the present one."""
-    above = torch.sub(y, level, out=work).relu_()
+    """The next depth, and how many elements per group are above the present one."""
+    above = torch.add(below, depth, out=work).relu_()
     reached = above.sum(groups.axes, keepdim=True)
     reached, active = groups.add_up(reached, above.sign_().sum(groups.axes, keepdim=True))
-    return level + (reached - radius) / active.clamp(min=1), active
+    return depth - (reached - radius) / active.clamp(min=1), active
 
 
-def _level_by_newton(y: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
-    work = torch.empty_like(y)
-    # Both bounds are below the root: the level with all elements active, and the one with only the largest.
-    level = ((groups.sum(y) - radius) / groups.length).clamp_(min=-radius)
-    level, active = _newton_step(y, radius, groups, level, work)
+def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
+    work = torch.empty_like(below)
+    # Neither is above the root: the depth with all elements active, and the one with only the largest.
+    depth = ((radius - groups.sum(below)) / groups.length).clamp_(max=radius)
+    depth, active = _newton_step(below, radius, groups, depth, work)
     while True:
-        level, fewer = _newton_step(y, radius, groups, level, work)
+        depth, fewer = _newton_step(below, radius, groups, depth, work)
         if not bool((fewer < active).any()):  # false for NaN, so it cannot keep the loop going
-            return level
+            return depth
         active = fewer
