@@ -30,9 +30,8 @@ def is_ordinary(x: Tensor) -> bool:
     )
 
 
-def rows_to_a_part(x: Tensor) -> int | None:
-    """How many indices of the first axis make a part, for `torch.split`; ``None`` where ``x`` is best left whole."""
+def number_of_parts(x: Tensor) -> int:
+    """In how many parts along the first axis to take ``x``, for `Tensor.chunk`; 1 where it is best left whole."""
     if x.numel() < 2 * PART or not is_at_hand(x) or x.stride(0) == 0:
-        return None
-    rows = max(PART * x.shape[0] // x.numel(), 1)
-    return rows if rows < x.shape[0] else None
+        return 1
+    return min(x.numel() // PART, x.shape[0])

@@ -36,8 +36,8 @@ def all_are_large(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(parts, "PART", 12)
     monkeypatch.setattr(large, "LARGE", 10)
     taken: list[Any] = []
-    take = large._take_step
-    monkeypatch.setattr(large, "_take_step", lambda group, move: (taken.append(move), take(group, move)))
+    parts_of = large._parts
+    monkeypatch.setattr(large, "_parts", lambda *move: (taken.append(move), parts_of(*move))[1])
     return taken
 
 

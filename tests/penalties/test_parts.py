@@ -132,9 +132,9 @@ def test_autograd_goes_through_a_prox_that_is_applied() -> None:
 @pytest.mark.parametrize(
     ("penalty", "shape", "expected"),
     [
-        (proxmo.L1(1.0), (40,), [12, 12, 12, 4]),
-        (proxmo.GroupL2(1.0), (12, 5), [10] * 6),
-        (proxmo.GroupL2(1.0, dim=(0, 1)), (12, 5), [10] * 6),
+        (proxmo.L1(1.0), (40,), [14, 14, 12]),
+        (proxmo.GroupL2(1.0), (12, 5), [15] * 4),
+        (proxmo.GroupL2(1.0, dim=(0, 1)), (12, 5), [15] * 4),
         (proxmo.GroupL2(1.0), (3, 50), [50] * 3),  # a row stays whole
         (proxmo.GroupL2(1.0, dim=1), (12, 5), [60]),
         (proxmo.Simplex(), (40,), [40]),

@@ -12,26 +12,21 @@ import ctypes
 import functools
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from operator import floordiv
 from typing import Any
 
 import numpy as np
 import torch
 from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
-from numpy.typing import NDArray
-from torch import Tensor
 
 from proxmo.kernels import LOADED_BY
 
 Loop = Callable[..., None]
-Table = NDArray[np.int64]
 CHUNK = 1 << 16  # elements to a task: in cache, and few enough tasks to be dealt out quickly
 FOR_ONE_THREAD = 1 << 15  # elements, as in torch
-# Numbers for a tensor: where its elements, directions and gradients begin, its rows, their width, and how many tasks
-# there are up to its last one.
-LINE = 6
 CONSTANTS = 6  # the most that a prox has
 NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 # Sums may be taken in any order, so that they are vectorised; NaN, infinities and signed zeros are as ever. LLVM puts
@@ -106,78 +101,25 @@ def view(address: int, length: int, like: Any) -> Any:
 
 
 def run(
-    loop: Loop,
-    dtype: torch.dtype,
-    columns: Sequence[Sequence[Tensor]],
-    rows: Table,
-    widths: Table,
-    numbers: list[float],
+    loop: Loop, dtype: torch.dtype, addresses: list[int], rows: list[int], elements: list[int], numbers: list[float]
 ) -> None:
     """Call ``loop(x, m, g, rows, width, lr, weight, constants)`` for all rows of all tensors, in threads.
 
     Args:
-        loop: takes the addresses of some rows of a parameter, of its directions (0 for none) and its gradients.
+        loop: takes the addresses of some rows of a parameter, of its directions (0 for none) and its gradients (0 for
+            none, with a weight of 0).
         dtype: of the elements.
-        columns: parameters, directions (or none) and gradients, which are alike in memory.
+        addresses: of all parameters, then of all directions, then of all gradients, which are alike in memory.
         rows: how many rows each parameter has.
-        widths: how many elements these rows have.
+        elements: how many elements.
         numbers: lr, weight and the constants of the prox, up to `CONSTANTS` of them.
     """
-    lines = np.empty((len(rows), LINE), np.int64)
-    for index, tensors in enumerate(columns):
-        lines[:, index] = list(map(Tensor.data_ptr, tensors)) or 0
-    lines[:, 3], lines[:, 4] = rows, widths
-    np.cumsum(-(-rows // np.maximum(CHUNK // widths, 1)), out=lines[:, 5])
-    _start(_taking_tasks(loop, NUMBERS[dtype]), lines.ctypes.data, int(lines[-1, 5]), int(rows @ widths), numbers)
-
-
-def run_one(loop: Loop, dtype: torch.dtype, out: Tensor, x: Tensor, rows: int, numbers: list[float]) -> None:
-    """`run` for a single tensor without a direction, in short: if it is small it takes little time besides."""
-    width = x.numel() // rows
-    tasks = -(-rows // max(CHUNK // width, 1))
-    line = array("q", [out.data_ptr(), 0, x.data_ptr(), rows, width, tasks])
-    _start(_taking_tasks(loop, NUMBERS[dtype]), line.buffer_info()[0], tasks, x.numel(), numbers)
-
-
-@functools.cache
-def _taking_tasks(loop: Loop, number: Any) -> Any:
-    """What each thread calls, with the address of a header: it takes tasks while there are any."""
-    whole, real, size = np.int64(0), np.float64(0), np.dtype(number).itemsize
-
-    @cfunc(types.void(types.int64), error_model="numpy")
-    def take_tasks(address: Any) -> None:
-        header, numbers = view(address, 4, whole), view(view(address, 4, whole)[3], 2 + CONSTANTS, real)
-        lr, weight = number(numbers[0]), number(numbers[1])
-        c0, c1, c2 = number(numbers[2]), number(numbers[3]), number(numbers[4])
-        c3, c4, c5 = number(numbers[5]), number(numbers[6]), number(numbers[7])
-        constants = (c0, c1, c2, c3, c4, c5)
-        at, before = header[2], 0
-        while True:
-            task: Any = _take_number(address)  # type: ignore[call-arg]
-            if task >= header[1]:
-                break
-            while task >= view(at, LINE, whole)[5]:  # numbers only rise, so this tensor is done
-                before = view(at, LINE, whole)[5]
-                at += 8 * LINE
-            line = view(at, LINE, whole)
-            rows, width = line[3], line[4]
-            most = max(CHUNK // width, 1)
-            first = (task - before) * most
-            skip = first * width * size
-            directions = line[1] + skip if line[1] != 0 else 0
-            count = min(most, rows - first)
-            loop(line[0] + skip, directions, line[2] + skip, count, width, lr, weight, constants)
-
-    return take_tasks
-
-
-def _start(function: Any, lines: int, tasks: int, elements: int, numbers: list[float]) -> None:
-    """Have threads take the tasks, whose lines are at an address."""
+    table = array("q", [*addresses, *rows, *map(floordiv, elements, rows)])
     room = array("d", numbers)
     room.extend([0.0] * (2 + CONSTANTS - len(numbers)))
-    header = array("q", [0, tasks, lines, room.buffer_info()[0]])
-    argument = header.buffer_info()[0]
-    threads = min(torch.get_num_threads(), tasks, -(-elements // FOR_ONE_THREAD))
+    header = array("q", [0, len(rows), table.buffer_info()[0], room.buffer_info()[0]])
+    function, argument = _taking_tasks(loop, NUMBERS[dtype]), header.buffer_info()[0]
+    threads = min(torch.get_num_threads(), sum(rows), -(-sum(elements) // FOR_ONE_THREAD))
     if threads <= 1:
         function.ctypes(argument)
     elif (parallel := _openmp()) is not None and os.getpid() == LOADED_BY:
@@ -188,6 +130,39 @@ def _start(function: Any, lines: int, tasks: int, elements: int, numbers: list[f
         function.ctypes(argument)
         for other in others:
             other.result()
+
+
+@functools.cache
+def _taking_tasks(loop: Loop, number: Any) -> Any:
+    """What each thread calls, with the address of a header: it takes tasks, some rows each, while there are any."""
+    whole, real, size = np.int64(0), np.float64(0), np.dtype(number).itemsize
+
+    @cfunc(types.void(types.int64), error_model="numpy")
+    def take_tasks(address: Any) -> None:
+        header = view(address, 4, whole)
+        tensors, table, numbers = header[1], view(header[2], 5 * header[1], whole), view(header[3], 2 + CONSTANTS, real)
+        lr, weight = number(numbers[0]), number(numbers[1])
+        c0, c1, c2 = number(numbers[2]), number(numbers[3]), number(numbers[4])
+        c3, c4, c5 = number(numbers[5]), number(numbers[6]), number(numbers[7])
+        constants = (c0, c1, c2, c3, c4, c5)
+        tensor, rows, width, most, before, after = -1, 0, 1, 1, 0, 0
+        while True:
+            task: Any = _take_number(address)  # type: ignore[call-arg]
+            while task >= after:  # numbers only rise, so this tensor is done
+                tensor += 1
+                if tensor == tensors:
+                    return
+                rows, width = table[3 * tensors + tensor], table[4 * tensors + tensor]
+                most = max(CHUNK // width, 1)
+                before, after = after, after - (-rows // most)
+            first = (task - before) * most
+            skip = first * width * size
+            x, m, g = table[tensor], table[tensors + tensor], table[2 * tensors + tensor]
+            own_weight = weight if g != 0 else number(0)
+            m = m + skip if m != 0 else 0
+            loop(x + skip, m, g + skip, min(most, rows - first), width, lr, own_weight, constants)
+
+    return take_tasks
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from proxmo.kernels.compiled import Loop, run, run_one, view
+from proxmo.kernels.compiled import Loop, run, view
 from proxmo.kernels.elementwise import ELEMENTWISE, Elementwise, inlined, keep, write
-from proxmo.kernels.moves import Move, fits
+from proxmo.kernels.moves import Moves, fits
 from proxmo.kernels.rows import BLOCK, ROWS, Rows
 from proxmo.penalties.axes import indexing_axes
 from proxmo.penalties.base import Penalty
@@ -42,28 +42,27 @@ def takes(penalty: Penalty, x: Tensor) -> bool:
     return has_kernel_for(penalty, x) and fits(x)
 
 
-def advance(moves: Sequence[Move], lr: float, weight: float, penalty: Penalty | None) -> None:
+def advance(moves: Moves, lr: float, weight: float, penalty: Penalty | None) -> None:
     """param ← prox(param − lr·direction), where direction ← direction + weight·(gradient − direction) comes first.
 
     ``lr`` may be negative, to go up. All moves must fit, and the penalty have a kernel for them.
     """
-    kinds: dict[tuple[torch.dtype, bool], list[Move]] = {}
-    for move in moves:
-        kinds.setdefault((move.param.dtype, move.gradient is None), []).append(move)
-    for (dtype, given), alike in kinds.items():
-        params, directions, gradients = map(list, zip(*alike, strict=True))
-        elements = np.array(list(map(Tensor.numel, params)), dtype=np.int64)
-        rows = np.array(_rows(penalty, params), dtype=np.int64)
-        columns = [params, directions, directions if given else gradients]
-        numbers = _numbers(dtype, lr, 0.0 if given else weight, penalty, abs(lr))
-        run(_loop(penalty), dtype, columns, rows, elements // rows, numbers)
-        torch.autograd.graph.increment_version(params if given else params + directions)
+    dtypes = set(map(attrgetter("dtype"), moves.params))
+    for dtype in dtypes:
+        alike = moves if len(dtypes) == 1 else moves.chosen(p.dtype == dtype for p in moves.params)
+        params, directions, gradients = alike
+        addresses = [*map(Tensor.data_ptr, params), *map(Tensor.data_ptr, directions)]
+        addresses += [0 if gradient is None else gradient.data_ptr() for gradient in gradients]
+        numbers = _numbers(dtype, lr, weight, penalty, abs(lr))
+        run(_loop(penalty), dtype, addresses, _rows(penalty, params), list(map(Tensor.numel, params)), numbers)
+        averages = [average for average, gradient in zip(directions, gradients, strict=True) if gradient is not None]
+        torch.autograd.graph.increment_version(params + averages)
 
 
 def prox(x: Tensor, step: float, penalty: Penalty, out: Tensor) -> None:
     """out ← prox(x), for tensors that are alike in memory; ``out`` may be ``x``."""
-    (rows,) = _rows(penalty, [x])
-    run_one(_loop(penalty), x.dtype, out, x, rows, _numbers(x.dtype, 0.0, 0.0, penalty, step))
+    addresses, numbers = [out.data_ptr(), 0, x.data_ptr()], _numbers(x.dtype, 0.0, 0.0, penalty, step)
+    run(_loop(penalty), x.dtype, addresses, _rows(penalty, [x]), [x.numel()], numbers)
     torch.autograd.graph.increment_version(out)
 
 

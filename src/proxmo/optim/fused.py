@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from operator import and_, gt, not_
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from proxmo import shards
 from proxmo.kernels import loops
-from proxmo.kernels.moves import Move, which_fit
+from proxmo.kernels.moves import Moves, which_fit
 from proxmo.optim.base import Group, apply_prox
 from proxmo.penalties.base import Penalty
 
@@ -21,52 +23,42 @@ def check_fused(group: Group) -> None:
         raise ValueError("fused and foreach cannot both be True")
 
 
-def take_fused_steps(group: Group, moves: list[Move]) -> list[Move]:
+def take_fused_steps(group: Group, moves: Moves) -> Moves:
     """Take the moves that compiled loops can take, prox included; returns the others."""
     kernels, lr, penalty, units = loops(), float(group["lr"]), group["penalty"], group["units"]
     # a step of zero leaves constraints alone, and one beyond float32 is torch's to refuse
     if kernels is None or not 0 < lr <= torch.finfo(torch.float32).max:
         return moves
-    divided = shards.any_divided([move.param for move in moves])
-    parts = list(map(_part, moves)) if divided else moves
+    divided = shards.any_divided(moves.params)
+    parts = _own_parts(moves) if divided else moves
     fit = which_fit(parts)
     if units is not None and not all(fit):  # units take part in a step as a whole
         return moves
-    whole: list[Move] = []
-    moved_only: list[tuple[Move, Move]] = []
-    rest: list[Move] = []
-    for move, part, fits, prox_too in zip(moves, parts, fit, _with_prox(kernels, group, moves, divided), strict=True):
-        if not fits:
-            rest.append(move)
-        elif prox_too:
-            whole.append(part)
-        else:
-            moved_only.append((move, part))
+    prox_too = _with_prox(kernels, group, moves.params, divided)
     signed, weight = -lr if group["maximize"] else lr, 1 - group["momentum"]
-    kernels.advance(whole, signed, weight, penalty)
-    kernels.advance([part for _, part in moved_only], signed, weight, None)
-    if moved_only and penalty is not None:
-        apply_prox(group, [move.param for move, _ in moved_only], lr)
+    kernels.advance(parts.chosen(map(and_, fit, prox_too)), signed, weight, penalty)
+    if not all(prox_too):
+        moved_only = list(map(gt, fit, prox_too))
+        kernels.advance(parts.chosen(moved_only), signed, weight, None)
+        if penalty is not None:
+            apply_prox(group, moves.chosen(moved_only).params, lr)
     if divided:
-        shards.note_written([move.param for move in moves])
-    return rest
+        shards.note_written(moves.params)
+    return moves.chosen(map(not_, fit))
 
 
-def _part(move: Move) -> Move:
-    """What this process holds of a move."""
-    gradient = None if move.gradient is None else shards.local(move.gradient)
-    return Move(shards.local(move.param), shards.local(move.direction), gradient)
+def _own_parts(moves: Moves) -> Moves:
+    """What this process holds of the moves."""
+    gradients = [None if gradient is None else shards.local(gradient) for gradient in moves.gradients]
+    return Moves(list(map(shards.local, moves.params)), list(map(shards.local, moves.directions)), gradients)
 
 
-def _with_prox(kernels: Any, group: Group, moves: list[Move], divided: bool) -> list[bool]:
-    """For which of the moves a loop can take the prox along."""
+def _with_prox(kernels: Any, group: Group, params: list[Tensor], divided: bool) -> list[bool]:
+    """For which of the parameters a loop can take the prox along."""
     penalty: Penalty | None = group["penalty"]
     if group["units"] is not None:
-        return [False] * len(moves)
+        return [False] * len(params)
     in_parts = penalty is None or penalty.separable
     if kernels.has_kernel(penalty) and (in_parts or not divided):  # the usual case, without a look at each
-        return [True] * len(moves)
-    return [
-        (in_parts or not shards.is_divided(move.param)) and kernels.has_kernel_for(penalty, move.param)
-        for move in moves
-    ]
+        return [True] * len(params)
+    return [(in_parts or not shards.is_divided(p)) and kernels.has_kernel_for(penalty, p) for p in params]

@@ -2,55 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
+from operator import not_
+
 import torch
 from torch import Tensor
 
-from proxmo.kernels.moves import Move
+from proxmo.kernels.moves import Moves
 from proxmo.optim.base import Group
-from proxmo.parts import is_at_hand, rows_to_a_part
+from proxmo.parts import is_at_hand, number_of_parts
 from proxmo.penalties.base import Penalty
 
 LARGE = 1 << 16  # elements, from which on calls take little beside them
+Part = tuple[Tensor, Tensor, Tensor | None]
 
 
-def take_large_steps(group: Group, moves: list[Move]) -> list[Move]:
-    """Take the moves of large tensors that need no conversion, prox included; returns the others."""
+def large_and_others(group: Group, moves: Moves) -> tuple[Moves, Moves]:
+    """The moves of large tensors that `take_large_steps` can take, and all the others."""
     if group["foreach"] or group["units"] is not None or isinstance(group["lr"], Tensor):
-        return moves
-    others = []
-    for move in moves:
-        if _is_large(move):
-            _take_step(group, move)
-        else:
-            others.append(move)
-    return others
+        return Moves([], [], []), moves
+    large = [move[0].numel() >= LARGE and _need_no_conversion(*move) for move in zip(*moves, strict=True)]
+    return moves.chosen(large), moves.chosen(map(not_, large))
 
 
-def _is_large(move: Move) -> bool:
-    param, direction, gradient = move
-    return (
-        param.numel() >= LARGE
-        and is_at_hand(param)
-        and param.dtype in (torch.float32, torch.float64)
-        and all(t.dtype == param.dtype and t.shape == param.shape for t in (direction, gradient) if t is not None)
-    )
-
-
-def _take_step(group: Group, move: Move) -> None:
+def take_large_steps(group: Group, moves: Moves) -> None:
+    """Average, gradient step and prox of each part in turn."""
     lr, penalty = group["lr"], group["penalty"]
     weight, scale = 1 - group["momentum"], lr if group["maximize"] else -lr
-    for param, direction, gradient in _parts(penalty, move):
+    # Listed before the first is taken: what runs between two parts runs with a cache full of them, slowly.
+    parts = [part for move in zip(*moves, strict=True) for part in _parts(penalty, *move)]
+    for param, direction, gradient in parts:
         if gradient is not None:
             direction.lerp_(gradient, weight)
         param.add_(direction, alpha=scale)
-        if penalty is not None:
-            penalty.apply_to_all([param], lr)
+        if penalty is not None and lr != 0:
+            penalty.apply_in_one_piece(param, lr)
 
 
-def _parts(penalty: Penalty | None, move: Move) -> list[Move]:
-    rows = rows_to_a_part(move.param)
-    if rows is None or not (penalty is None or penalty.acts_on_rows(move.param)):
-        return [move]
-    params, directions = torch.split(move.param, rows), torch.split(move.direction, rows)
-    gradients = [None] * len(params) if move.gradient is None else torch.split(move.gradient, rows)
-    return [Move(*part) for part in zip(params, directions, gradients, strict=True)]
+def _need_no_conversion(param: Tensor, *others: Tensor | None) -> bool:
+    return (
+        is_at_hand(param)
+        and param.dtype in (torch.float32, torch.float64)
+        and all(t.dtype == param.dtype and t.shape == param.shape for t in others if t is not None)
+    )
+
+
+def _parts(penalty: Penalty | None, param: Tensor, direction: Tensor, gradient: Tensor | None) -> Iterable[Part]:
+    count = number_of_parts(param) if penalty is None or penalty.acts_on_rows(param) else 1
+    gradients = repeat(None) if gradient is None else gradient.chunk(count)
+    return zip(param.chunk(count), direction.chunk(count), gradients, strict=False)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo import checks, shards
-from proxmo.kernels.moves import Move
+from proxmo.kernels.moves import Moves
 from proxmo.optim.base import Group, ProxOptimizer, is_zero, use_foreach
 from proxmo.secants import square
 
@@ -58,11 +58,12 @@ class PolyakMomentum(ProxOptimizer):
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
         return self._averaged(group, self._moves(group, params))
 
-    def _moves(self, group: Group, params: list[Tensor]) -> list[Move]:
+    def _moves(self, group: Group, params: list[Tensor]) -> Moves:
         """For each parameter its direction, with the gradient that is still to be averaged into it."""
         momentum, initial = group["momentum"], group["initial"]
         divided = shards.any_divided(params)
-        moves: list[Move] = []
+        directions: list[Tensor] = []
+        gradients: list[Tensor | None] = []
         for p in params:
             gradient = p.grad
             assert gradient is not None
@@ -72,7 +73,8 @@ class PolyakMomentum(ProxOptimizer):
             state = self.state[p] if momentum != 0 or p in self.state else {}
             gradient = shards.laid_out_like(gradient, p) if divided else gradient
             if "momentum_buffer" in state:
-                moves.append(Move(p, state["momentum_buffer"], gradient))
+                directions.append(state["momentum_buffer"])
+                gradients.append(gradient)
                 continue
             if momentum != 0:
                 start = gradient if initial == "gradient" else torch.zeros_like(gradient)
@@ -83,12 +85,13 @@ class PolyakMomentum(ProxOptimizer):
                 if not torch.compiler.is_compiling() and is_zero(group["lr"]) and square([gradient]) == 0:
                     state["started"].zero_()
                     self._unstarted.add(p)
-            moves.append(Move(p, state.get("momentum_buffer", gradient), None))
-        return moves
+            directions.append(state.get("momentum_buffer", gradient))
+            gradients.append(None)
+        return Moves(params, directions, gradients)
 
-    def _averaged(self, group: Group, moves: list[Move]) -> list[Tensor]:
+    def _averaged(self, group: Group, moves: Moves) -> list[Tensor]:
         """The directions, with the gradients averaged into them."""
-        pairs = [(move.direction, move.gradient) for move in moves if move.gradient is not None]
+        pairs = [(d, g) for d, g in zip(moves.directions, moves.gradients, strict=True) if g is not None]
         averages = [average for average, _ in pairs]
         gradients = [g if g.dtype == average.dtype else g.to(average.dtype) for average, g in pairs]
         if shards.any_divided(averages):
@@ -99,4 +102,4 @@ class PolyakMomentum(ProxOptimizer):
         else:
             for average, gradient in zip(averages, gradients, strict=True):
                 average.lerp_(gradient, 1 - group["momentum"])
-        return [move.direction for move in moves]
+        return moves.directions

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from proxmo.kernels.moves import Moves
 from proxmo.optim.base import Certificate, Group, Nonfinite, proximal_step
 from proxmo.optim.fused import check_fused, take_fused_steps
-from proxmo.optim.large import take_large_steps
+from proxmo.optim.large import large_and_others, take_large_steps
 from proxmo.optim.momentum import Initial, PolyakMomentum
 from proxmo.penalties.base import Penalty
 
@@ -92,7 +93,10 @@ class ProxSGD(PolyakMomentum):
 
     def _step_group(self, group: Group, params: list[Tensor], certificates: dict[Tensor, Certificate] | None) -> None:
         moves = self._moves(group, params)
+        large = Moves([], [], [])
         if certificates is None and not torch.compiler.is_compiling():
-            moves = take_large_steps(group, take_fused_steps(group, moves) if group["fused"] else moves)
-        if moves:
-            proximal_step([move.param for move in moves], self._averaged(group, moves), group, certificates)
+            others = take_fused_steps(group, moves) if group["fused"] else moves
+            large, moves = large_and_others(group, others)
+        if moves.params:
+            proximal_step(moves.params, self._averaged(group, moves), group, certificates)
+        take_large_steps(group, large)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from proxmo import checks, shards
 from proxmo.kernels import loops
-from proxmo.parts import is_ordinary, rows_to_a_part
+from proxmo.parts import is_ordinary, number_of_parts
 from proxmo.penalties.axes import Groups, indexing_axes
 
 AnyFloat = Annotated[float, checks.number]
@@ -185,6 +185,11 @@ class Penalty(ABC):
             if x.numel() and (result := self._prox_by_parts(x, step, x)) is not x:
                 x.copy_(result)
 
+    def apply_in_one_piece(self, x: Tensor, step: float) -> None:
+        """The same for one of them, which has elements; the step is above 0."""
+        if (result := self._prox(x, step, x)) is not x:
+            x.copy_(result)
+
     def _apply_to_parts(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
         work, target = widen(x), None if out is None else shards.local(out)
         part = shards.local(work)
@@ -209,11 +214,11 @@ class Penalty(ABC):
 
     def _prox_by_parts(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
         """`_prox`, of a large tensor part by part where that can be."""
-        rows = rows_to_a_part(x)
-        if rows is None or not self.acts_on_rows(x):
+        parts = number_of_parts(x)
+        if parts == 1 or not self.acts_on_rows(x):
             return self._prox(x, step, out)
         whole = x if out is x else torch.empty_like(x)  # another ``out`` may share memory with other parts
-        for part, target in zip(torch.split(x, rows), torch.split(whole, rows), strict=True):
+        for part, target in zip(x.chunk(parts), whole.chunk(parts), strict=True):
             if (result := self._prox(part, step, target)) is not target:
                 target.copy_(result)
         return whole
