@@ -17,6 +17,7 @@ from torch import Tensor
 
 from proxmo import checks, shards
 from proxmo.kernels import loops
+from proxmo.memory import empty_like
 from proxmo.parts import is_ordinary, number_of_parts
 from proxmo.penalties.axes import Groups, indexing_axes
 
@@ -151,7 +152,7 @@ class Penalty(ABC):
         if out is not None and not _written_as_read(out, x):
             with torch.no_grad():
                 return out.copy_(self._prox_by_loop(kernels, x, step, None))
-        result = torch.empty_like(x) if out is None else out
+        result = empty_like(x) if out is None else out
         kernels.prox(x, step, self, result)
         return result
 
@@ -217,7 +218,7 @@ class Penalty(ABC):
         parts = number_of_parts(x)
         if parts == 1 or not self.acts_on_rows(x):
             return self._prox(x, step, out)
-        whole = x if out is x else torch.empty_like(x)  # another ``out`` may share memory with other parts
+        whole = x if out is x else empty_like(x)  # another ``out`` may share memory with other parts
         for part, target in zip(x.chunk(parts), whole.chunk(parts), strict=True):
             if (result := self._prox(part, step, target)) is not target:
                 target.copy_(result)
