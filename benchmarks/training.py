@@ -58,7 +58,7 @@ def training(folder: Path, repeats: int, width: int = WIDTH, batch: int = BATCH)
             "ℓ∞,1, fused": Training(_prox_sgd(True), width, batch),
         }
         with threads(count):
-            seconds = by_turns(runs, repeats, most=25.0)
+            seconds = by_turns(runs, repeats, most=60.0)
         found = {}
         for name, run in runs.items():
             step = sorted(run.in_optimizer[1:])[(len(run.in_optimizer) - 1) // 2]

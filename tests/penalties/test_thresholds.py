@@ -36,8 +36,8 @@ def below_top(y: Tensor) -> Groups:
     return Groups(y - y.amax(1, keepdim=True), dim=0)
 
 
-def sorted_depth(y: Tensor, radius: float) -> Tensor:
-    return thresholds._depth_by_sort(y, radius)[1]
+def sorted_depth(rows: Groups, radius: float) -> Tensor:
+    return thresholds._depth_by_sort(rows.elements, radius, rows)[1]
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -47,7 +47,7 @@ def test_newton_sort_and_reference_agree(kind: str, radius: float, dtype: torch.
     rows = below_top(ROWS[kind](torch.Generator().manual_seed(1)).to(dtype))
     y = rows.elements
     newton = thresholds._depth_by_newton(y, radius, rows)
-    sort = sorted_depth(y, radius)
+    sort = sorted_depth(rows, radius)
     rounding = 1e-6 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(newton, sort, rtol=rounding, atol=0)
     exact = np.stack([references.simplex(row, radius) for row in rows.tensor[:3].double().numpy()])
@@ -64,7 +64,7 @@ def test_depths_solve_their_equation(y: np.ndarray, radius: float) -> None:
     rows = below_top(torch.from_numpy(y))
     for depth in (
         thresholds._depth_by_newton(rows.elements, radius, rows),
-        sorted_depth(rows.elements, radius),
+        sorted_depth(rows, radius),
     ):
         total = (rows.elements + depth).clamp(min=0).sum(rows.axes)
         torch.testing.assert_close(total, torch.full_like(total, radius), rtol=1e-9, atol=0)

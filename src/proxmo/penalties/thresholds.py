@@ -55,9 +55,14 @@ def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool 
 
     What is above τ by no more than its rounding is not above it: so zeros stay zeros when they are projected again.
     """
-    radius = fit(radius, y.dtype)
-    below, _, depth = _measured_from_top(y, radius, groups, in_place)
-    eps = torch.finfo(y.dtype).eps
+    radius, eps = fit(radius, y.dtype), torch.finfo(y.dtype).eps
+    less = y.sub_ if in_place else y.sub
+    if _is_soon_sorted(y, groups):
+        top, depth = _depth_by_sort(y, radius, groups)
+        below = less(top)
+    else:
+        below = less(groups.amax(y))
+        depth = _depth_by_newton(below, radius, groups)
     if groups.length <= _FEW_ROUNDINGS:
         return torch.threshold_(below.add_(depth), eps * radius, 0.0)
     active = below.add_(depth * (1 - eps)).relu_().sign()
@@ -74,41 +79,35 @@ def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
     """
     radius = fit(radius, magnitudes.dtype)
     vanishes = groups.sum(magnitudes) <= radius  # false for NaN, which so stays in its group
-    _, top, depth = _measured_from_top(magnitudes, radius, groups, in_place=True)
+    if _is_soon_sorted(magnitudes, groups):
+        top, depth = _depth_by_sort(magnitudes, radius, groups)
+    else:
+        top = groups.amax(magnitudes)
+        depth = _depth_by_newton(magnitudes.sub_(top), radius, groups)
     return (top - depth).relu_().masked_fill_(vanishes, 0)
 
 
-def _measured_from_top(
-    y: Tensor, radius: float | Tensor, groups: Groups, in_place: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``y`` less the largest element of its group, these, and depths d ≥ 0 with Σ max(y − largest + d, 0) = radius."""
-    compiling = torch.compiler.is_compiling()
-    small = groups.length <= _SHORT_ROW or y.numel() <= _FEW_ELEMENTS
-    if groups.divided or not (small or compiling):
-        top = groups.amax(y)
-        below = y.sub_(top) if in_place else y - top
-        return below, top, _depth_by_newton(below, radius, groups)
+def _is_soon_sorted(y: Tensor, groups: Groups) -> bool:
+    few = groups.length <= _SHORT_ROW or y.numel() <= _FEW_ELEMENTS
+    return not groups.divided and (few or torch.compiler.is_compiling())
+
+
+def _depth_by_sort(y: Tensor, radius: float | Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """The largest element of each group, and the least of the depths at which the k largest alone make the radius."""
     rows = as_rows(y, groups.axes)
-    top, depth = _depth_by_sort(rows, radius)
-    if rows is not y:
-        shape = [1 if axis in groups.axes else size for axis, size in enumerate(y.shape)]
-        top, depth = top.reshape(shape), depth.reshape(shape)
-    below = y.sub_(top) if in_place else y - top
-    if compiling:  # compiled sums are not taken in float64, and a step of Newton's method mends their rounding
-        depth, _ = _newton_step(below, radius, groups, depth, torch.empty_like(below))
-    return below, top, depth
-
-
-def _depth_by_sort(rows: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:
-    """The largest element of each row, and the least of the depths at which the k largest alone make the radius."""
     if is_at_hand(rows):
         ascending, ranks = rows.neg(), _cached_ranks(rows.shape[-1], rows.dtype)
         ascending.numpy().sort()  # several times faster than torch, which keeps track of indices as well
     else:
         ascending, ranks = rows.neg().sort(dim=-1).values, _ranks(rows.shape[-1], rows.dtype, rows.device)
     top = ascending[..., :1].neg()
-    depths = ascending.add_(top).cumsum(-1).add_(radius).div_(ranks)
-    return top, depths.amin(-1, keepdim=True)
+    depth = ascending.add_(top).cumsum(-1).add_(radius).div_(ranks).amin(-1, keepdim=True)
+    if rows is not y:
+        shape = [1 if axis in groups.axes else size for axis, size in enumerate(y.shape)]
+        top, depth = top.reshape(shape), depth.reshape(shape)
+    if torch.compiler.is_compiling():  # compiled sums are not taken in float64; Newton's method mends their rounding
+        depth, _ = _newton_step(y - top, radius, groups, depth, torch.empty_like(y))
+    return top, depth
 
 
 def _ranks(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
