@@ -96,10 +96,12 @@ def _depth_by_sort(y: Tensor, radius: float | Tensor, groups: Groups) -> tuple[T
     """The largest element of each group, and the least of the depths at which the k largest alone make the radius."""
     rows = as_rows(y, groups.axes)
     if is_at_hand(rows):
-        ascending, ranks = rows.neg(), _cached_ranks(rows.shape[-1], rows.dtype)
+        ascending = rows.neg()
         ascending.numpy().sort()  # several times faster than torch, which keeps track of indices as well
+        ranks = _cached_ranks(rows.shape[-1], rows.dtype)
     else:
-        ascending, ranks = rows.neg().sort(dim=-1).values, _ranks(rows.shape[-1], rows.dtype, rows.device)
+        ascending = rows.neg().sort(dim=-1).values
+        ranks = _ranks(rows.shape[-1], rows.dtype, rows.device)
     top = ascending[..., :1].neg()
     depth = ascending.add_(top).cumsum(-1).add_(radius).div_(ranks).amin(-1, keepdim=True)
     if rows is not y:
