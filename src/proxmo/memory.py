@@ -23,7 +23,7 @@ def empty_like(x: Tensor) -> Tensor:
     """
     result = torch.empty_like(x)
     size = result.numel() * result.element_size()
-    if size >= HUGE and is_ordinary(x) and (advise := _advise()) is not None:
+    if size >= HUGE and is_ordinary(result) and (advise := _advise()) is not None:
         first = -(-result.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE  # pages that belong to the tensor alone
         last = (result.data_ptr() + size) // mmap.PAGESIZE * mmap.PAGESIZE
         advise(first, last - first, mmap.MADV_HUGEPAGE)  # advice only: if it is not taken nothing else changes

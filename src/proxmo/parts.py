@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-PART = 1 << 19  # elements: measured, with the few buffers of a prox; smaller parts are all overhead of calls
+PART = (
+    1 << 19
+)  # elements, or up to twice as many: measured, with the few buffers of a prox; smaller parts are all overhead of calls
 
 
 def is_at_hand(x: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import dataclass
 from typing import ClassVar
@@ -120,6 +121,27 @@ def test_operations_that_are_recorded(penalty: proxmo.Penalty, shape: tuple[int,
     torch.testing.assert_close(make_fx(prox)(first)(second), expected)
     with warnings.catch_warnings(action="ignore"):  # torch.jit is deprecated
         torch.testing.assert_close(torch.jit.trace(prox, first)(second), expected)
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (8, 1 << 17)], ids=str)  # sorted, and a result in huge pages
+@pytest.mark.parametrize("penalty", [proxmo.L1(0.1), proxmo.GroupLInf(0.5), proxmo.Simplex(dim=0)], ids=str)
+def test_a_prox_of_something_fixed_within_what_is_transformed(penalty: proxmo.Penalty, shape: tuple[int, int]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    expected = penalty.prox(x, 1.0)
+    found = torch.func.grad(lambda w: (w * penalty.prox(x, 1.0)).sum())(torch.ones(shape))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(penalty.prox(x, 1.0), expected)
+
+
+def test_no_mode_of_torch_is_remembered() -> None:
+    x, penalty = noise((4, 11)), proxmo.Simplex(dim=0)
+    expected = penalty.prox(noise((4, 13)), 1.0)
+    with contextlib.suppress(RuntimeError):  # torch cannot do this
+        torch.func.functionalize(lambda w: (w * penalty.prox(x, 1.0)).sum())(x)
+    with torch.inference_mode():
+        penalty.prox(noise((4, 13)), 1.0)
+    torch.testing.assert_close(penalty.prox(x, 1.0).sum(1), torch.ones(4, dtype=x.dtype))
+    assert torch.equal(penalty.prox(noise((4, 13)), 1.0), expected)
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -119,7 +119,9 @@ def run(
     room.extend([0.0] * (2 + CONSTANTS - len(numbers)))
     header = array("q", [0, len(rows), table.buffer_info()[0], room.buffer_info()[0]])
     function, argument = _taking_tasks(loop, NUMBERS[dtype]), header.buffer_info()[0]
-    threads = min(torch.get_num_threads(), sum(rows), -(-sum(elements) // FOR_ONE_THREAD))
+    total = sum(elements)
+    tasks = min(sum(rows), max(len(rows), -(-total // CHUNK)))  # or somewhat more, where rows do not fill a chunk
+    threads = min(torch.get_num_threads(), tasks, -(-total // FOR_ONE_THREAD))
     if threads <= 1:
         function.ctypes(argument)
     elif (parallel := _openmp()) is not None and os.getpid() == LOADED_BY:

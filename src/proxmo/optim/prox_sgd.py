@@ -99,4 +99,5 @@ class ProxSGD(PolyakMomentum):
             large, moves = large_and_others(group, others)
         if moves.params:
             proximal_step(moves.params, self._averaged(group, moves), group, certificates)
-        take_large_steps(group, large)
+        if large.params:
+            take_large_steps(group, large)

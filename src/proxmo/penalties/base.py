@@ -187,7 +187,7 @@ class Penalty(ABC):
                 x.copy_(result)
 
     def apply_in_one_piece(self, x: Tensor, step: float) -> None:
-        """The same for one of them, which has elements; the step is above 0."""
+        """`apply_to_all` for one tensor, which has elements, without parts; the step is above 0."""
         if (result := self._prox(x, step, x)) is not x:
             x.copy_(result)
 

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import overload
+from typing import Any, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from proxmo.checks import FLOATING
@@ -53,7 +55,8 @@ def fit(value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
 def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool = False) -> Tensor:
     """Each group as max(y − τ, 0), the nearest point of the simplex {u ≥ 0, Σu = radius}.
 
-    What is above τ by no more than its rounding is not above it: so zeros stay zeros when they are projected again.
+    What is above τ by no more than its rounding (in short groups: than that of the radius) is not above it: so zeros
+    stay zeros when they are projected again.
     """
     radius, eps = fit(radius, y.dtype), torch.finfo(y.dtype).eps
     less = y.sub_ if in_place else y.sub
@@ -68,7 +71,9 @@ def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool 
     active = below.add_(depth * (1 - eps)).relu_().sign()
     # The error of rounding τ enters each element. The elements have finer digits than τ: share out what is missing.
     reached, count = groups.add_up(below.sum(groups.axes, keepdim=True), active.sum(groups.axes, keepdim=True))
-    share = (radius - reached) / count.clamp(min=1)
+    share = ((radius - reached) / count.clamp(min=1)).masked_fill_(
+        reached.isinf(), 0
+    )  # a sum beyond the largest number
     return below.add_(active.mul_(share)).relu_()
 
 
@@ -95,13 +100,14 @@ def _is_soon_sorted(y: Tensor, groups: Groups) -> bool:
 def _depth_by_sort(y: Tensor, radius: float | Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """The largest element of each group, and the least of the depths at which the k largest alone make the radius."""
     rows = as_rows(y, groups.axes)
-    if is_at_hand(rows):
-        ascending = rows.neg()
-        ascending.numpy().sort()  # several times faster than torch, which keeps track of indices as well
-        ranks = _cached_ranks(rows.shape[-1], rows.dtype)
+    length, ascending = rows.shape[-1], rows.neg()
+    if is_at_hand(ascending):
+        numbers = ascending.numpy()
+        numbers.sort()  # several times faster than torch, which keeps track of indices as well
+        ranks = torch.from_numpy(_ranks(length, numbers.dtype))
     else:
-        ascending = rows.neg().sort(dim=-1).values
-        ranks = _ranks(rows.shape[-1], rows.dtype, rows.device)
+        ascending = ascending.sort(dim=-1).values
+        ranks = torch.arange(1, length + 1, dtype=rows.dtype, device=rows.device)
     top = ascending[..., :1].neg()
     depth = ascending.add_(top).cumsum(-1).add_(radius).div_(ranks).amin(-1, keepdim=True)
     if rows is not y:
@@ -112,14 +118,13 @@ def _depth_by_sort(y: Tensor, radius: float | Tensor, groups: Groups) -> tuple[T
     return top, depth
 
 
-def _ranks(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.arange(1, length + 1, dtype=dtype, device=device)
-
-
 @functools.lru_cache(maxsize=8)
-def _cached_ranks(length: int, dtype: torch.dtype) -> Tensor:
-    """Of short rows a prox is mostly calls, and this would be one in ten."""
-    return _ranks(length, dtype, torch.device("cpu"))
+def _ranks(length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """1, 2, … Of short rows a prox is mostly calls, and this would be one in ten.
+
+    Not kept as a tensor, which would remember the mode of torch that it was made in.
+    """
+    return np.arange(1, length + 1, dtype=dtype)
 
 
 def _newton_step(
@@ -134,7 +139,7 @@ def _newton_step(
 
 def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
     work = torch.empty_like(below)
-    # Neither is above the root: the depth with all elements active, and the one with only the largest.
+    # Neither is below the root: the depth with all elements active, and the one with only the largest.
     depth = ((radius - groups.sum(below)) / groups.length).clamp_(max=radius)
     depth, active = _newton_step(below, radius, groups, depth, work)
     while True:
