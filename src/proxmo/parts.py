@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-PART = (
-    1 << 19
-)  # elements, or up to twice as many: measured, with the few buffers of a prox; smaller parts are all overhead of calls
+# Elements of a part, at least: measured, with the few buffers of a prox; smaller parts are all overhead of calls.
+PART = 1 << 19
 
 
 def is_at_hand(x: Tensor) -> bool:

@@ -71,9 +71,7 @@ def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool 
     active = below.add_(depth * (1 - eps)).relu_().sign()
     # The error of rounding τ enters each element. The elements have finer digits than τ: share out what is missing.
     reached, count = groups.add_up(below.sum(groups.axes, keepdim=True), active.sum(groups.axes, keepdim=True))
-    share = ((radius - reached) / count.clamp(min=1)).masked_fill_(
-        reached.isinf(), 0
-    )  # a sum beyond the largest number
+    share = (radius - reached) / count.clamp(min=1)
     return below.add_(active.mul_(share)).relu_()
 
 
