@@ -32,6 +32,8 @@ def number(name: str, value: Any, *, takes: str = "a number") -> float:
 
 def nonnegative(name: str, value: Any) -> float:
     """A finite float ≥ 0."""
+    if type(value) is float and 0 <= value < math.inf:  # in short, since it is asked for in every step
+        return value
     takes = "a finite number >= 0"
     result = number(name, value, takes=takes)
     if not 0 <= result < math.inf:

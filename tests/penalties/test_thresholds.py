@@ -36,10 +36,6 @@ def below_top(y: Tensor) -> Groups:
     return Groups(y - y.amax(1, keepdim=True), dim=0)
 
 
-def sorted_depth(rows: Groups, radius: float) -> Tensor:
-    return thresholds._depth_by_sort(rows.elements, radius, rows)[1]
-
-
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("radius", [0.0, 1e-12, 1e-3, 1.0, 50.0, 1e9])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -47,7 +43,7 @@ def test_newton_sort_and_reference_agree(kind: str, radius: float, dtype: torch.
     rows = below_top(ROWS[kind](torch.Generator().manual_seed(1)).to(dtype))
     y = rows.elements
     newton = thresholds._depth_by_newton(y, radius, rows)
-    sort = sorted_depth(rows, radius)
+    sort = thresholds._depth_by_sort(y, radius, rows)
     rounding = 1e-6 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(newton, sort, rtol=rounding, atol=0)
     exact = np.stack([references.simplex(row, radius) for row in rows.tensor[:3].double().numpy()])
@@ -62,12 +58,23 @@ def test_newton_sort_and_reference_agree(kind: str, radius: float, dtype: torch.
 )
 def test_depths_solve_their_equation(y: np.ndarray, radius: float) -> None:
     rows = below_top(torch.from_numpy(y))
-    for depth in (
-        thresholds._depth_by_newton(rows.elements, radius, rows),
-        sorted_depth(rows, radius),
-    ):
+    for find in (thresholds._depth_by_newton, thresholds._depth_by_sort):
+        depth = find(rows.elements, radius, rows)
         total = (rows.elements + depth).clamp(min=0).sum(rows.axes)
         torch.testing.assert_close(total, torch.full_like(total, radius), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 40])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_sort_in_numpy_equals_one_in_torch(length: int, dtype: torch.dtype) -> None:
+    y = torch.randn(50, length, generator=torch.Generator().manual_seed(2), dtype=dtype)
+    y[:10] = y[:10].round()  # ties
+    y[10, -1], y[11, -1] = math.nan, math.inf
+    rows = below_top(y)
+    in_numpy = thresholds._depth_by_sort(rows.elements, 0.7, rows)
+    in_torch = thresholds._depth_by_sort(rows.elements, torch.tensor(0.7, dtype=torch.float64), rows)
+    torch.testing.assert_close(in_numpy, in_torch, rtol=2 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+    assert in_numpy.isnan().flatten().nonzero().flatten().tolist() == [10, 11]
 
 
 @pytest.mark.parametrize("fused", [False, True])

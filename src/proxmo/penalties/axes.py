@@ -47,18 +47,17 @@ class Groups:
     """
 
     def __init__(self, x: Tensor, dim: Dim) -> None:
-        outer = indexing_axes(x, dim)
-        inner = tuple(axis for axis in range(x.dim()) if axis not in outer)
+        outer, shape = indexing_axes(x, dim), x.shape
+        inner = tuple([axis for axis in range(len(shape)) if axis not in outer])
         split = shards.splits(x)
         self.tensor = shards.local(x)
         """What this process holds of the tensor."""
         # Where each element is a group of its own there is one more axis, of size one: a reduction over no axes would
         # in torch mean over all of them.
         self.elements = self.tensor if inner else self.tensor.unsqueeze(-1)
-        self.axes = inner or (x.dim(),)
-        self.length = prod([x.shape[axis] for axis in inner])
+        self.axes = inner or (len(shape),)
+        self.length = prod([shape[axis] for axis in inner])
         """How many elements a group has."""
-        self.count = prod([x.shape[axis] for axis in outer])
         self.divided = [processes for axis, processes in split if axis in inner]
         """Among which processes the elements of a group are divided."""
         self._apart = [processes for axis, processes in split if axis in outer]

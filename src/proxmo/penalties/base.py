@@ -269,7 +269,8 @@ class Grouped(WithDim):
         if self.dim is None:
             return None
         groups = Groups(x, self.dim)
-        return int(groups.total(groups.sum(groups.elements != 0) == 0)), groups.count
+        count = math.prod([x.shape[axis] for axis in indexing_axes(x, self.dim)])
+        return int(groups.total(groups.sum(groups.elements != 0) == 0)), count
 
     def acts_on_rows(self, x: Tensor) -> bool:
         alone = self.separable or (self.sum_over_groups and 0 in indexing_axes(x, self.dim))

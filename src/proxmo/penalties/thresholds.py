@@ -30,10 +30,12 @@ from proxmo.parts import is_at_hand
 from proxmo.penalties.axes import Groups, as_rows
 
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in FLOATING}
+_EPS = {dtype: torch.finfo(dtype).eps for dtype in FLOATING}
 # Measured on a CPU: below either bound the sort wins, at both it is a draw.
 _SHORT_ROW = 32
 _FEW_ELEMENTS = 1 << 16
 _FEW_ROUNDINGS = 16  # do not add up to much
+_TINY_ROW = 8  # elements, below which the start of NumPy's quicksort takes longer than the stable sort does
 
 
 @overload
@@ -58,14 +60,10 @@ def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool 
     What is above τ by no more than its rounding (in short groups: than that of the radius) is not above it: so zeros
     stay zeros when they are projected again.
     """
-    radius, eps = fit(radius, y.dtype), torch.finfo(y.dtype).eps
-    less = y.sub_ if in_place else y.sub
-    if _is_soon_sorted(y, groups):
-        top, depth = _depth_by_sort(y, radius, groups)
-        below = less(top)
-    else:
-        below = less(groups.amax(y))
-        depth = _depth_by_newton(below, radius, groups)
+    radius, eps = fit(radius, y.dtype), _EPS[y.dtype]
+    top = groups.amax(y)
+    below = y.sub_(top) if in_place else y - top
+    depth = _depth(below, radius, groups)
     if groups.length <= _FEW_ROUNDINGS:
         return torch.threshold_(below.add_(depth), eps * radius, 0.0)
     active = below.add_(depth * (1 - eps)).relu_().sign()
@@ -82,38 +80,42 @@ def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
     """
     radius = fit(radius, magnitudes.dtype)
     vanishes = groups.sum(magnitudes) <= radius  # false for NaN, which so stays in its group
-    if _is_soon_sorted(magnitudes, groups):
-        top, depth = _depth_by_sort(magnitudes, radius, groups)
-    else:
-        top = groups.amax(magnitudes)
-        depth = _depth_by_newton(magnitudes.sub_(top), radius, groups)
+    top = groups.amax(magnitudes)
+    depth = _depth(magnitudes.sub_(top), radius, groups)
     return (top - depth).relu_().masked_fill_(vanishes, 0)
 
 
-def _is_soon_sorted(y: Tensor, groups: Groups) -> bool:
-    few = groups.length <= _SHORT_ROW or y.numel() <= _FEW_ELEMENTS
-    return not groups.divided and (few or torch.compiler.is_compiling())
+def _depth(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
+    """How far the level of each group is under its top, from which ``below`` ≤ 0 is measured."""
+    few = groups.length <= _SHORT_ROW or below.numel() <= _FEW_ELEMENTS
+    sort = not groups.divided and (few or torch.compiler.is_compiling())
+    return (_depth_by_sort if sort else _depth_by_newton)(below, radius, groups)
 
 
-def _depth_by_sort(y: Tensor, radius: float | Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """The largest element of each group, and the least of the depths at which the k largest alone make the radius."""
-    rows = as_rows(y, groups.axes)
-    length, ascending = rows.shape[-1], rows.neg()
-    if is_at_hand(ascending):
-        numbers = ascending.numpy()
-        numbers.sort()  # several times faster than torch, which keeps track of indices as well
-        ranks = torch.from_numpy(_ranks(length, numbers.dtype))
+def _depth_by_sort(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
+    """The least of the depths at which the k largest elements alone make the radius."""
+    rows = as_rows(below, groups.axes)
+    length, gaps = rows.shape[-1], rows.neg()
+    if is_at_hand(gaps) and not isinstance(radius, Tensor):
+        numbers = gaps.numpy()  # whose sort is several times faster than torch's, which keeps track of indices as well
+        _sort_nonnegative(numbers)
+        numbers[..., 0] += radius  # from where it gets into all sums
+        sums, ranks = gaps.cumsum(-1), torch.from_numpy(_ranks(length, numbers.dtype))
     else:
-        ascending = ascending.sort(dim=-1).values
+        sums = gaps.sort(dim=-1).values.cumsum(-1).add_(radius)
         ranks = torch.arange(1, length + 1, dtype=rows.dtype, device=rows.device)
-    top = ascending[..., :1].neg()
-    depth = ascending.add_(top).cumsum(-1).add_(radius).div_(ranks).amin(-1, keepdim=True)
-    if rows is not y:
-        shape = [1 if axis in groups.axes else size for axis, size in enumerate(y.shape)]
-        top, depth = top.reshape(shape), depth.reshape(shape)
+    depth = sums.div_(ranks).amin(-1, keepdim=True)
+    if rows is not below:
+        depth = depth.reshape([1 if axis in groups.axes else size for axis, size in enumerate(below.shape)])
     if torch.compiler.is_compiling():  # compiled sums are not taken in float64; Newton's method mends their rounding
-        depth, _ = _newton_step(y - top, radius, groups, depth, torch.empty_like(y))
-    return top, depth
+        depth, _ = _newton_step(below, radius, groups, depth, torch.empty_like(below))
+    return depth
+
+
+def _sort_nonnegative(rows: NDArray[Any]) -> None:
+    """Sort each row of numbers ≥ 0, or NaN, in place: their bits are integers in the same order, soon compared."""
+    bits = rows.view(f"i{rows.itemsize}")
+    bits.sort(kind="stable" if rows.shape[-1] < _TINY_ROW else None)
 
 
 @functools.lru_cache(maxsize=8)
