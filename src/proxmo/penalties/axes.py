@@ -101,11 +101,14 @@ def as_rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 def as_matrix(x: Tensor, dim: Dim) -> Tensor:
     """``x`` as a matrix: the axes in ``dim`` are its rows, the others its columns."""
     rows = indexing_axes(x, dim)
-    return x.movedim(rows, tuple(range(len(rows)))).reshape(prod([x.shape[axis] for axis in rows]), -1)
+    first = tuple(range(len(rows)))
+    return (x if rows == first else x.movedim(rows, first)).reshape(prod([x.shape[axis] for axis in rows]), -1)
 
 
 def from_matrix(matrix: Tensor, like: Tensor, dim: Dim) -> Tensor:
     """The inverse of :func:`as_matrix` for a tensor of the shape of ``like``."""
     rows = indexing_axes(like, dim)
     first = tuple(range(len(rows)))
+    if rows == first:
+        return matrix.reshape(like.shape)
     return matrix.reshape(like.movedim(rows, first).shape).movedim(first, rows)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import isfinite, prod, sqrt
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from proxmo.parts import is_at_hand
 from proxmo.penalties.axes import Groups, as_matrix, from_matrix, indexing_axes
 from proxmo.penalties.base import Constraint, Count, Dim, NonNegativeFloat, WithDim
 from proxmo.penalties.thresholds import project_simplex
@@ -39,35 +40,59 @@ def _rounding(x: Tensor, dim: Dim) -> float:
 
 
 def scale_singular_values(x: Tensor, dim: Dim, gains: Callable[[Tensor], Tensor], out: Tensor | None) -> Tensor:
-    """U diag(gains(σ)·σ) Vᵀ for ``x`` = U diag(σ) Vᵀ; where all gains are 1 that is ``x`` to the last bit."""
-    matrix, finite = _finite_or_zero(as_matrix(x, dim))
-    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
-    left, sigma = _left_factors(wide)
-    gain = gains(sigma)
-    unchanged = (gain == 1).all()
-    if wide.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere this would wait for the device
-        left, gain = left[:, gain > 0], gain[gain > 0]
-    # U diag(gain) Uᵀ X needs only the smaller side's vectors, and a gain of 0 leaves exactly nothing
-    left = left.to(wide.dtype)
-    scaled = left @ (gain.to(wide.dtype).unsqueeze(-1) * (left.mT @ wide))
-    scaled = torch.where(unchanged, wide, scaled)
-    scaled = scaled if wide is matrix else scaled.mT
-    result = from_matrix(torch.where(finite, scaled, torch.nan), x, dim)
+    """U diag(gains(σ)·σ) Vᵀ for ``x`` = U diag(σ) Vᵀ; where all gains are 1 that is ``x`` to the last bit.
+
+    Gains are in [0, 1] and grow with σ, which come in increasing order.
+    """
+    matrix = as_matrix(x, dim)
+    scaled = (_scaled_at_hand if is_at_hand(matrix) else _scaled_anywhere)(matrix, gains)
+    result = from_matrix(scaled, x, dim)
     return result if out is None else out.copy_(result)
 
 
-def _left_factors(wide: Tensor) -> tuple[Tensor, Tensor]:
-    """Left singular vectors and decreasing singular values of a matrix with no more rows than columns.
+def _scaled_at_hand(matrix: Tensor, gains: Callable[[Tensor], Tensor]) -> Tensor:
+    """Only what stays is multiplied; not on a device, which would have to be waited for to know."""
+    low, high = matrix.aminmax()
+    if not (isfinite(low.item()) and isfinite(high.item())):
+        return torch.full_like(matrix, torch.nan)
+    vectors, sigma = _factors(matrix)
+    gain = gains(sigma)
+    dropped = len(gain) - int(gain.count_nonzero())
+    if dropped == 0 and gain[0].item() == 1:
+        return matrix.clone()
+    return _recombined(matrix, vectors[:, dropped:], gain[dropped:])
+
+
+def _scaled_anywhere(matrix: Tensor, gains: Callable[[Tensor], Tensor]) -> Tensor:
+    given, finite = _finite_or_zero(matrix)
+    vectors, sigma = _factors(given)
+    gain = gains(sigma)
+    scaled = torch.where((gain == 1).all(), given, _recombined(given, vectors, gain))
+    return torch.where(finite, scaled, torch.nan)
+
+
+def _factors(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The singular vectors along the shorter side, as columns, and the singular values, in increasing order.
 
     float32 goes through the Gram matrix in float64: several times faster than an SVD, and right to 1e-8 of the largest
     singular value, where a float32 Gram matrix would lose half of the digits. float64 needs the SVD.
     """
-    if wide.dtype == torch.float64:
-        left, sigma, _ = torch.linalg.svd(wide, full_matrices=False)
-        return left, sigma
-    wide = wide.double()
-    squares, left = torch.linalg.eigh(wide @ wide.mT)
-    return left.flip(-1), squares.flip(-1).clamp(min=0).sqrt()
+    tall = matrix.shape[0] > matrix.shape[1]
+    if matrix.dtype == torch.float64:
+        left, sigma, right = torch.linalg.svd(matrix, full_matrices=False)
+        return (right.mT if tall else left).flip(-1), sigma.flip(-1)
+    matrix = matrix.double()
+    squares, vectors = torch.linalg.eigh(matrix.mT @ matrix if tall else matrix @ matrix.mT)
+    return vectors, squares.clamp(min=0).sqrt()
+
+
+def _recombined(matrix: Tensor, vectors: Tensor, gain: Tensor) -> Tensor:
+    """U diag(gain) Uᵀ X, or X V diag(gain) Vᵀ: so only the shorter side's vectors are needed, and 0 leaves nothing."""
+    scaled, transposed = (vectors * gain).to(matrix.dtype), vectors.to(matrix.dtype).mT
+    most = 2 * len(gain) > len(vectors)  # then the long side is multiplied once: that is less than twice by few
+    if matrix.shape[0] > matrix.shape[1]:
+        return matrix @ (scaled @ transposed) if most else matrix @ scaled @ transposed
+    return scaled @ transposed @ matrix if most else scaled @ (transposed @ matrix)
 
 
 @dataclass
@@ -131,7 +156,7 @@ class Rank(WithDim, Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         def gains(sigma: Tensor) -> Tensor:
-            return (torch.arange(len(sigma), device=sigma.device) < self.rank).to(sigma.dtype)
+            return (torch.arange(len(sigma), device=sigma.device) >= len(sigma) - self.rank).to(sigma.dtype)
 
         return scale_singular_values(x, self.dim, gains, out)
 

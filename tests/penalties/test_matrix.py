@@ -1,0 +1,47 @@
+"""Penalties on singular values: both sides may be the longer one, and few or most of the values may stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import proxmo
+from penalties.cases import noise
+from proxmo.penalties import matrix
+
+
+def by_svd(x: Tensor, threshold: float) -> Tensor:
+    left, sigma, right = torch.linalg.svd(x.double(), full_matrices=False)
+    return (left * (sigma - threshold).clamp(min=0)) @ right
+
+
+@pytest.mark.parametrize("stay", [0, 1, 6, 12])
+@pytest.mark.parametrize("shape", [(12, 50), (50, 12), (12, 12)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_as_many_singular_values_stay_as_exceed_the_threshold(
+    dtype: torch.dtype, shape: tuple[int, int], stay: int
+) -> None:
+    x = noise(shape, dtype)
+    sigma = torch.linalg.svdvals(x.double()).tolist()
+    threshold = 0.5 * (([2 * sigma[0], *sigma])[stay] + ([*sigma, 0.0])[stay])
+    found = proxmo.Nuclear(threshold).prox(x, 1.0)
+    rounding = 16 * torch.finfo(dtype).eps * sigma[0]  # of ours, and in float64 of the reference as well
+    torch.testing.assert_close(found.double(), by_svd(x, threshold), rtol=0, atol=rounding)
+    assert int((torch.linalg.svdvals(found.double()) > rounding).sum()) == stay
+    assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5)], ids=str)
+@pytest.mark.parametrize("gain", [0.0, 0.5, 1.0])
+def test_questions_asked_at_hand_equal_masks(shape: tuple[int, int], gain: float) -> None:
+    def gains(sigma: Tensor) -> Tensor:
+        return torch.where(torch.arange(len(sigma)) < 3, 0.0 if gain < 1 else 1.0, gain).to(sigma.dtype)
+
+    for entry in (0.3, torch.nan, torch.inf, -torch.inf):
+        x = noise(shape, torch.float32)
+        x[2, 3] = entry
+        at_hand, anywhere = matrix._scaled_at_hand(x, gains), matrix._scaled_anywhere(x, gains)
+        torch.testing.assert_close(at_hand, anywhere, rtol=0, atol=1e-6, equal_nan=True)
+        assert bool(at_hand.isnan().all()) == (entry != 0.3)
+        assert entry != 0.3 or gain < 1 or (torch.equal(at_hand, x) and torch.equal(anywhere, x))
