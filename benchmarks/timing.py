@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -34,8 +35,12 @@ def by_turns(candidates: Mapping[str, Callable[[], object]], repeats: int, most:
     first = {name: _seconds(call, 1) for name, call in candidates.items()}
     calls = dict.fromkeys(candidates, 1)
     taken: dict[str, list[float]] = {name: [value] if value > most else [] for name, value in first.items()}
+    order = list(candidates)
+    shuffle = random.Random(0).shuffle
     for _ in range(repeats):
-        for name, call in candidates.items():
+        shuffle(order)  # a candidate also pays for what the one before has left in caches and threads
+        for name in order:
+            call = candidates[name]
             if first[name] <= most and (sum(taken[name]) <= most or len(taken[name]) < 3):
                 seconds = _seconds(call, calls[name])
                 calls[name] = max(1, round(TURN / seconds))

@@ -20,6 +20,8 @@ from proxmo.penalties.axes import Groups, as_matrix, from_matrix, indexing_axes
 from proxmo.penalties.base import Constraint, Count, Dim, NonNegativeFloat, WithDim
 from proxmo.penalties.thresholds import project_simplex
 
+_SMALLEST = torch.finfo(torch.float64).tiny
+
 
 def _finite_or_zero(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix that LAPACK accepts, and whether it is the given one."""
@@ -57,8 +59,9 @@ def _scaled_at_hand(matrix: Tensor, gains: Callable[[Tensor], Tensor]) -> Tensor
         return torch.full_like(matrix, torch.nan)
     vectors, sigma = _factors(matrix)
     gain = gains(sigma)
-    dropped = len(gain) - int(gain.count_nonzero())
-    if dropped == 0 and gain[0].item() == 1:
+    listed = gain.tolist()
+    dropped = listed.count(0.0)
+    if listed[0] == 1:
         return matrix.clone()
     return _recombined(matrix, vectors[:, dropped:], gain[dropped:])
 
@@ -74,16 +77,17 @@ def _scaled_anywhere(matrix: Tensor, gains: Callable[[Tensor], Tensor]) -> Tenso
 def _factors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The singular vectors along the shorter side, as columns, and the singular values, in increasing order.
 
+    In place of 0 there is the smallest number, so that gains can divide by them.
     float32 goes through the Gram matrix in float64: several times faster than an SVD, and right to 1e-8 of the largest
     singular value, where a float32 Gram matrix would lose half of the digits. float64 needs the SVD.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     if matrix.dtype == torch.float64:
         left, sigma, right = torch.linalg.svd(matrix, full_matrices=False)
-        return (right.mT if tall else left).flip(-1), sigma.flip(-1)
+        return (right.mT if tall else left).flip(-1), sigma.flip(-1).clamp(min=_SMALLEST)
     matrix = matrix.double()
     squares, vectors = torch.linalg.eigh(matrix.mT @ matrix if tall else matrix @ matrix.mT)
-    return vectors, squares.clamp(min=0).sqrt()
+    return vectors, squares.clamp(min=_SMALLEST).sqrt()
 
 
 def _recombined(matrix: Tensor, vectors: Tensor, gain: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ class Nuclear(WithDim):
         threshold = step * self.strength
 
         def gains(sigma: Tensor) -> Tensor:
-            return torch.where(sigma <= threshold, 0.0, (sigma - threshold) / sigma)
+            return (sigma - threshold).clamp(min=0) / sigma
 
         return scale_singular_values(x, self.dim, gains, out)
 
@@ -190,7 +194,6 @@ class NuclearBall(WithDim, Constraint):
         def gains(sigma: Tensor) -> Tensor:
             groups = Groups(sigma, None)
             kept = project_simplex(groups.elements, self.radius, groups)
-            outside = torch.where(sigma == 0, 0.0, kept / sigma)
-            return torch.where(sigma.sum() <= self.radius, 1.0, outside)
+            return torch.where(sigma.sum() <= self.radius, 1.0, kept / sigma)
 
         return scale_singular_values(x, self.dim, gains, out)
