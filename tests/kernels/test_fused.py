@@ -24,6 +24,8 @@ from penalties.cases import CASES, noise, tolerance
 from proxmo import ProxSGD, kernels
 from proxmo.kernels import compiled
 from proxmo.kernels.compiled import from_ordered, ordered
+from proxmo.kernels.rows import ROWS
+from proxmo.kernels.step import _row_loop
 
 STEPS = 4
 # groups of one, few and many elements; more than a task has; more than a block of a row has
@@ -229,6 +231,12 @@ def test_an_out_that_stands_for_its_negative() -> None:
     penalty, x = proxmo.GroupL2(0.5), noise((4, 30), torch.float32)
     out = torch._neg_view(torch.empty(4, 30))
     torch.testing.assert_close(penalty.prox(x, 1.0, out=out, fused=True).resolve_neg(), penalty.prox(x, 1.0))
+
+
+@pytest.mark.parametrize("kind", ROWS, ids=lambda kind: kind.__name__)
+def test_rows_are_read_in_vectors(kind: type[proxmo.Penalty]) -> None:
+    function = compiled._taking_tasks(_row_loop(ROWS[kind].prox), np.float32)
+    assert "masked.gather" not in function.inspect_llvm()  # which takes five times as long on some processors
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -2,7 +2,9 @@
 
 A row is a group: all that shares its index along the first axis, `dim=0`, or the whole tensor, `dim=None`. Sums run in
 blocks, each in the precision of the row and all of them in float64, so that long rows lose no digits. Thresholds are
-found as in `proxmo.penalties.thresholds`, and blocks with nothing above a level are passed over.
+found as in `proxmo.penalties.thresholds`, and blocks with nothing above a level are passed over. Indices are written as
+the start of a block plus a count from 0: where LLVM does not see that they are not negative, which in Python count from
+the end, it gathers elements one by one.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ def _summing(read: Any) -> Any:
         for block in range(len(peaks)):
             start = block * BLOCK
             part, largest = row.dtype.type(0), ordered(read(row[start]))
-            for i in range(start, min(start + BLOCK, len(row))):
-                value = read(row[i])
+            for i in range(min(BLOCK, len(row) - start)):
+                value = read(row[start + i])
                 part += value
                 largest = max(largest, ordered(value))
             peaks[block] = from_ordered(largest)
@@ -103,8 +105,8 @@ def _levels(read: Any, signed: Any) -> Any:
                 continue
             start = block * BLOCK
             part, active = zero, zero
-            for i in range(start, min(start + BLOCK, len(row))):
-                excess = (read(row[i]) - top) - level
+            for i in range(min(BLOCK, len(row) - start)):
+                excess = (read(row[start + i]) - top) - level
                 part += excess if excess > zero else zero
                 active += one if excess > zero else zero
             reached += part
@@ -161,14 +163,15 @@ def _norm(row: Any, peaks: Any) -> float:
 @reordered
 def _sum_of_squares(row: Any, unit: Any) -> float:
     total = 0.0
-    for start in range(0, len(row), BLOCK):
+    for block in range(-(-len(row) // BLOCK)):
+        start = block * BLOCK
         part = row.dtype.type(0)
         if unit == 1:
-            for i in range(start, min(start + BLOCK, len(row))):
-                part += row[i] * row[i]
+            for i in range(min(BLOCK, len(row) - start)):
+                part += row[start + i] * row[start + i]
         else:
-            for i in range(start, min(start + BLOCK, len(row))):
-                scaled = row[i] / unit
+            for i in range(min(BLOCK, len(row) - start)):
+                scaled = row[start + i] / unit
                 part += scaled * scaled
         total += part
     return total
