@@ -32,6 +32,35 @@ def test_as_many_singular_values_stay_as_exceed_the_threshold(
     assert found.is_contiguous()
 
 
+@pytest.mark.parametrize("strength", [0.0, 1.0, torch.nan])
+@pytest.mark.parametrize("dim", [0, 1, (0, 1)], ids=str)
+def test_a_result_is_laid_out_as_the_input(dim: int | tuple[int, int], strength: float) -> None:
+    for x in (
+        noise((5, 9), torch.float32),
+        noise((9, 5), torch.float32),
+        noise((9, 5), torch.float32).t(),
+        noise((8, 3, 2, 2), torch.float32).contiguous(memory_format=torch.channels_last),
+    ):
+        given = x if strength == strength else x * torch.nan
+        found = proxmo.Nuclear(strength if strength == strength else 1.0, dim).prox(given, 1.0)
+        assert found.stride() == x.stride()
+
+
+def test_singular_values_below_the_normal_numbers() -> None:
+    x = torch.full((1, 1), 1e-309, dtype=torch.float64)
+    assert proxmo.Nuclear(5e-309).prox(x, 1.0) == 0
+    assert float(proxmo.Nuclear(1e-310).prox(x, 1.0)) == pytest.approx(9e-310)
+    assert torch.equal(proxmo.NuclearBall(5e-309).prox(x, 1.0), x)
+    assert float(proxmo.NuclearBall(5e-310).prox(x, 1.0)) == pytest.approx(5e-310)
+
+
+def test_autocast_takes_no_digits() -> None:
+    x = noise((5, 9), torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = proxmo.Nuclear(0.5).prox(x, 1.0)
+    assert torch.equal(found, proxmo.Nuclear(0.5).prox(x, 1.0))
+
+
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5)], ids=str)
 @pytest.mark.parametrize("gain", [0.0, 0.5, 1.0])
 def test_questions_asked_at_hand_equal_masks(shape: tuple[int, int], gain: float) -> None:
@@ -45,3 +74,8 @@ def test_questions_asked_at_hand_equal_masks(shape: tuple[int, int], gain: float
         torch.testing.assert_close(at_hand, anywhere, rtol=0, atol=1e-6, equal_nan=True)
         assert bool(at_hand.isnan().all()) == (entry != 0.3)
         assert entry != 0.3 or gain < 1 or (torch.equal(at_hand, x) and torch.equal(anywhere, x))
+
+
+@pytest.mark.parametrize("penalty", [proxmo.Nuclear(0.5), proxmo.Rank(2), proxmo.NuclearBall(1.0)], ids=str)
+def test_shapes_without_numbers(penalty: proxmo.Penalty) -> None:
+    assert penalty.prox(torch.empty(5, 9, device="meta"), 1.0).shape == (5, 9)

@@ -8,6 +8,7 @@ finite makes the whole matrix NaN, since every singular value depends on it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import isfinite, prod, sqrt
 from typing import ClassVar
@@ -19,8 +20,6 @@ from proxmo.parts import is_at_hand
 from proxmo.penalties.axes import Groups, as_matrix, from_matrix, indexing_axes
 from proxmo.penalties.base import Constraint, Count, Dim, NonNegativeFloat, WithDim
 from proxmo.penalties.thresholds import project_simplex
-
-_SMALLEST = torch.finfo(torch.float64).tiny
 
 
 def _finite_or_zero(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,10 +45,19 @@ def scale_singular_values(x: Tensor, dim: Dim, gains: Callable[[Tensor], Tensor]
 
     Gains are in [0, 1] and grow with σ, which come in increasing order.
     """
-    matrix = as_matrix(x, dim)
-    scaled = (_scaled_at_hand if is_at_hand(matrix) else _scaled_anywhere)(matrix, gains)
+    matrix, at_hand = as_matrix(x, dim), is_at_hand(x)
+    with _full_precision(x.device.type):
+        scaled = (_scaled_at_hand if at_hand else _scaled_anywhere)(matrix, gains)
     result = from_matrix(scaled, x, dim)
+    if out is None and at_hand and result.stride() != x.stride():
+        out = torch.empty_like(x)  # what was multiplied has a layout of its own
     return result if out is None else out.copy_(result)
+
+
+def _full_precision(device: str) -> AbstractContextManager[None]:
+    """Where products keep the dtype of their factors, which `torch.autocast` takes digits from."""
+    cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if cast else nullcontext()
 
 
 def _scaled_at_hand(matrix: Tensor, gains: Callable[[Tensor], Tensor]) -> Tensor:
@@ -77,17 +85,16 @@ def _scaled_anywhere(matrix: Tensor, gains: Callable[[Tensor], Tensor]) -> Tenso
 def _factors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The singular vectors along the shorter side, as columns, and the singular values, in increasing order.
 
-    In place of 0 there is the smallest number, so that gains can divide by them.
     float32 goes through the Gram matrix in float64: several times faster than an SVD, and right to 1e-8 of the largest
     singular value, where a float32 Gram matrix would lose half of the digits. float64 needs the SVD.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     if matrix.dtype == torch.float64:
         left, sigma, right = torch.linalg.svd(matrix, full_matrices=False)
-        return (right.mT if tall else left).flip(-1), sigma.flip(-1).clamp(min=_SMALLEST)
+        return (right.mT if tall else left).flip(-1), sigma.flip(-1)
     matrix = matrix.double()
     squares, vectors = torch.linalg.eigh(matrix.mT @ matrix if tall else matrix @ matrix.mT)
-    return vectors, squares.clamp(min=_SMALLEST).sqrt()
+    return vectors, squares.clamp(min=0).sqrt()
 
 
 def _recombined(matrix: Tensor, vectors: Tensor, gain: Tensor) -> Tensor:
@@ -126,7 +133,7 @@ class Nuclear(WithDim):
         threshold = step * self.strength
 
         def gains(sigma: Tensor) -> Tensor:
-            return (sigma - threshold).clamp(min=0) / sigma
+            return torch.where(sigma <= threshold, 0.0, (sigma - threshold) / sigma)
 
         return scale_singular_values(x, self.dim, gains, out)
 
@@ -194,6 +201,7 @@ class NuclearBall(WithDim, Constraint):
         def gains(sigma: Tensor) -> Tensor:
             groups = Groups(sigma, None)
             kept = project_simplex(groups.elements, self.radius, groups)
-            return torch.where(sigma.sum() <= self.radius, 1.0, kept / sigma)
+            outside = torch.where(sigma == 0, 0.0, kept / sigma)
+            return torch.where(sigma.sum() <= self.radius, 1.0, outside)
 
         return scale_singular_values(x, self.dim, gains, out)
