@@ -8,7 +8,6 @@ from torch import Tensor
 
 import proxmo
 from penalties.cases import noise
-from proxmo.penalties import matrix
 
 
 def by_svd(x: Tensor, threshold: float) -> Tensor:
@@ -57,21 +56,6 @@ def test_autocast_takes_no_digits() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = proxmo.Nuclear(0.5).prox(x, 1.0)
     assert torch.equal(found, proxmo.Nuclear(0.5).prox(x, 1.0))
-
-
-@pytest.mark.parametrize("shape", [(5, 9), (9, 5)], ids=str)
-@pytest.mark.parametrize("gain", [0.0, 0.5, 1.0])
-def test_questions_asked_at_hand_equal_masks(shape: tuple[int, int], gain: float) -> None:
-    def gains(sigma: Tensor) -> Tensor:
-        return torch.where(torch.arange(len(sigma)) < 3, 0.0 if gain < 1 else 1.0, gain).to(sigma.dtype)
-
-    for entry in (0.3, torch.nan, torch.inf, -torch.inf):
-        x = noise(shape, torch.float32)
-        x[2, 3] = entry
-        at_hand, anywhere = matrix._scaled_at_hand(x, gains), matrix._scaled_anywhere(x, gains)
-        torch.testing.assert_close(at_hand, anywhere, rtol=0, atol=1e-6, equal_nan=True)
-        assert bool(at_hand.isnan().all()) == (entry != 0.3)
-        assert entry != 0.3 or gain < 1 or (torch.equal(at_hand, x) and torch.equal(anywhere, x))
 
 
 @pytest.mark.parametrize("penalty", [proxmo.Nuclear(0.5), proxmo.Rank(2), proxmo.NuclearBall(1.0)], ids=str)

@@ -101,6 +101,8 @@ def as_rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 def as_matrix(x: Tensor, dim: Dim) -> Tensor:
     """``x`` as a matrix: the axes in ``dim`` are its rows, the others its columns."""
     rows = indexing_axes(x, dim)
+    if rows == (0,) and x.dim() == 2:
+        return x
     first = tuple(range(len(rows)))
     return (x if rows == first else x.movedim(rows, first)).reshape(prod([x.shape[axis] for axis in rows]), -1)
 
@@ -110,5 +112,5 @@ def from_matrix(matrix: Tensor, like: Tensor, dim: Dim) -> Tensor:
     rows = indexing_axes(like, dim)
     first = tuple(range(len(rows)))
     if rows == first:
-        return matrix.reshape(like.shape)
+        return matrix if matrix.shape == like.shape else matrix.reshape(like.shape)
     return matrix.reshape(like.movedim(rows, first).shape).movedim(first, rows)

@@ -1,0 +1,154 @@
+"""Four ways to scale singular values: each against an SVD in float64, on the spectra that are hard for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import proxmo
+from penalties.cases import noise
+from proxmo.penalties import spectrum
+
+SHARES = torch.arange(128, dtype=torch.float64) / 128
+SPECTRA: dict[str, Tensor] = {
+    "equal": torch.ones(128),
+    "two levels": torch.where(SHARES < 0.5, 1.0, 1e-3),
+    "clusters": 10 ** -(4 * SHARES).floor() * (1 + 1e-5 * noise((128,), torch.float64)),
+    "at a threshold": torch.where(SHARES < 0.5, 1.0, 0.1 + 1e-5 * noise((128,), torch.float64)),
+    "small ones": torch.where(SHARES < 0.3, 1.0, torch.where(SHARES < 0.6, 0.033, 1e-4)),
+    "geometric": 10 ** (-2 * SHARES),
+    "geometric, to rounding": 10 ** (-6 * SHARES),
+    "geometric, beyond": 10 ** (-30 * SHARES),
+    "one large": torch.where(SHARES == 0, 1.0, 1e-4 * (1 + SHARES)),
+    "low rank": torch.where(SHARES < 0.4, 1.0, 0.0),
+    "zero": torch.zeros(128),
+}
+SHAPES = [(128, 128), (128, 200), (200, 128)]
+
+
+def with_singular_values(sigma: Tensor, shape: tuple[int, int]) -> Tensor:
+    left, _ = torch.linalg.qr(noise((shape[0], len(sigma)), torch.float64, seed=1))
+    right, _ = torch.linalg.qr(noise((shape[1], len(sigma)), torch.float64, seed=2))
+    return ((left * sigma) @ right.mT).float()
+
+
+def soft(threshold: float) -> Callable[[Tensor], Tensor]:
+    return lambda sigma: torch.where(sigma <= threshold, 0.0, (sigma - threshold) / sigma)
+
+
+def by_svd(x: Tensor, threshold: float) -> Tensor:
+    left, sigma, right = torch.linalg.svd(x.double(), full_matrices=False)
+    return (left * (sigma - threshold).clamp(min=0)) @ right
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return torch.linalg.matrix_norm(found.double() - expected, 2).item()
+
+
+@pytest.mark.parametrize("threshold", [1e-9, 1e-6, 1e-5, 5e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.5, 1.1])
+@pytest.mark.parametrize("name", SPECTRA)
+def test_mended_eigenvectors_have_the_digits_of_float32(name: str, threshold: float) -> None:
+    x = with_singular_values(SPECTRA[name], (128, 128))
+    found = spectrum._scaled_square(x, x @ x.mT, soft(threshold))
+    assert error(found, by_svd(x, threshold)) < 8 * torch.finfo(torch.float32).eps
+    assert threshold < 1.1 or not found.any()
+
+
+def test_quotients_by_squares_that_underflow() -> None:
+    x = torch.where(SHARES < 0.5, 1.0, 1e-22 * SHARES).float().diag()
+    found = spectrum._scaled_square(x, x @ x.mT, soft(1e-23))
+    torch.testing.assert_close(found, x, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("penalty", [proxmo.Nuclear, proxmo.NuclearBall])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("scale", [1e-18, 1e-5, 1.0, 1e5, 1e18])
+def test_nearly_square_matrices_of_any_scale(
+    scale: float, shape: tuple[int, int], penalty: Callable[[float], proxmo.Penalty]
+) -> None:
+    x = scale * noise(shape, torch.float32)
+    sigma = torch.linalg.svdvals(x.double())
+    threshold = float(sigma[40])
+    level = threshold if penalty is proxmo.Nuclear else float((sigma - threshold).clamp(min=0).sum())
+    found = penalty(level).prox(x, 1.0)
+    assert error(found, by_svd(x, threshold)) < 8 * torch.finfo(torch.float32).eps * float(sigma[0])
+    assert found.stride() == x.stride()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_eigenvectors_are_mended_where_that_pays(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def mended(matrix: Tensor, gram: Tensor, gains: Callable[[Tensor], Tensor]) -> Tensor:
+        calls.append(matrix.shape)
+        return matrix
+
+    monkeypatch.setattr(spectrum, "_scaled_square", mended)
+    even, uneven = noise(shape, torch.float32), with_singular_values(SPECTRA["one large"], shape)
+    proxmo.Nuclear(1.0).prox(even, 1.0)
+    assert calls == [torch.Size(sorted(shape))]
+    for x in (uneven, even.double(), even[:100, :100], torch.cat(8 * [even], dim=1)):
+        proxmo.Nuclear(1.0).prox(x, 1.0)
+    proxmo.Rank(3).prox(even, 1.0)
+    assert len(calls) == 1
+
+
+def test_of_equal_singular_values_as_many_stay_as_asked() -> None:
+    x = with_singular_values(SPECTRA["equal"], (128, 128))
+    kept = torch.linalg.svdvals(proxmo.Rank(50).prox(x, 1.0).double())
+    torch.testing.assert_close(kept, (torch.arange(128) < 50).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (9, 5), (5, 9), (1000, 10), (10, 1000), (60, 60)], ids=str)
+@pytest.mark.parametrize("stay", [0, 1, 2])
+def test_small_matrices(stay: int, shape: tuple[int, int]) -> None:
+    x = noise(shape, torch.float32)
+    assert spectrum._is_small(x)
+    sigma = [*torch.linalg.svdvals(x.double()).tolist(), 0.0]
+    threshold = sigma[0] if stay == 0 else 0.5 * (sigma[stay - 1] + sigma[stay])
+    found = proxmo.Nuclear(threshold * (1 + 1e-12)).prox(x, 1.0)
+    assert error(found, by_svd(x, threshold)) < torch.finfo(torch.float32).eps * sigma[0]
+    assert int((torch.linalg.svdvals(found.double()) > 1e-6 * sigma[0]).sum()) == stay
+    assert stay or not found.any()
+
+
+def test_vectors_and_long_rows_are_not_small() -> None:
+    assert not spectrum._is_small(torch.ones(1, 1000))  # NumPy would start threads
+    assert not spectrum._is_small(torch.ones(8, 100_000))
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (1, 4), (140, 140), (1, 300_000)], ids=str)
+@pytest.mark.parametrize("gain", [0.0, 0.5, 1.0])
+def test_questions_asked_at_hand_equal_masks(shape: tuple[int, int], gain: float) -> None:
+    def gains(sigma: Tensor) -> Tensor:
+        return torch.where(torch.arange(len(sigma)) < len(sigma) // 2, 0.0 if gain < 1 else 1.0, gain).to(sigma.dtype)
+
+    for entry in (0.3, torch.nan, torch.inf, -torch.inf):
+        x = noise(shape, torch.float32)
+        x[0, 3] = entry
+        at_hand = spectrum.scale_singular_values(x, 0, gains, None, soft=False)
+        anywhere = spectrum._scaled_anywhere(x, gains)
+        size = 1.0 if entry != 0.3 else float(torch.linalg.matrix_norm(x, 2))
+        torch.testing.assert_close(at_hand, anywhere, rtol=0, atol=1e-6 * size, equal_nan=True)
+        assert bool(at_hand.isnan().all()) == (entry != 0.3)
+        assert entry != 0.3 or gain < 1 or (torch.equal(at_hand, x) and torch.equal(anywhere, x))
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (128, 128), (128, 500)], ids=str)
+@pytest.mark.parametrize("entry", [torch.nan, torch.inf, -torch.inf])
+def test_an_entry_that_is_not_finite_makes_all_nan(entry: float, shape: tuple[int, int]) -> None:
+    x = noise(shape, torch.float32)
+    x[2, 3] = entry
+    assert proxmo.Nuclear(0.5).prox(x, 1.0).isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (128, 128), (128, 500)], ids=str)
+@pytest.mark.parametrize("penalty", [proxmo.Nuclear(0.0), proxmo.NuclearBall(1e9)], ids=str)
+def test_what_moves_nothing_gives_every_bit_back(penalty: proxmo.Penalty, shape: tuple[int, int]) -> None:
+    x = noise(shape, torch.float32)
+    found = penalty.prox(x, 1.0)
+    assert torch.equal(found, x)
+    assert found.data_ptr() != x.data_ptr()
