@@ -106,7 +106,7 @@ KERNELS = {
         _by_svd,
         "SVD",
         lambda rows, columns: rows**0.5 + columns**0.5,
-        [(512, 4608), (64, 576), (256, 256), (1000, 10), (8, 100_000)],
+        [*MATRICES, (256, 256)],
         by_rows=False,
     ),
 }

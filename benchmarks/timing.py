@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from threadpoolctl import threadpool_limits
 
 TURN = 1e-3  # seconds that a turn of one candidate takes at least
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Within the block torch has this many threads."""
+    """Within the block torch has this many threads, and so has the BLAS of NumPy and SciPy."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        yield
+        with threadpool_limits(count, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)
 

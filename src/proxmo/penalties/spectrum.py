@@ -6,7 +6,7 @@ the singular vectors of the shorter side, which are the eigenvectors of the Gram
 
 - `_scaled_small`: products in NumPy, since calls of torch would be most of the time.
 - `_scaled_square`: eigenvectors in float32, mended, where finding them would be most of the time.
-- `_scaled_at_hand`: eigenvectors in float64, and only those that stay are multiplied.
+- `_scaled_by_what_stays`: eigenvectors in float64, and only those that stay are multiplied.
 - `_scaled_anywhere`: the same without asking for numbers, on a device or in a graph that is recorded.
 """
 
@@ -53,20 +53,11 @@ def scale_singular_values(x: Tensor, dim: Dim, gains: Gains, out: Tensor | None,
     not, they may also depend on the order of σ, which is increasing then.
     """
     matrix, at_hand = as_matrix(x, dim), is_at_hand(x)
-    if at_hand and _is_small(matrix):
-        scaled = _scaled_small(matrix, gains)
-    else:
-        with _full_precision(x.device.type):
-            scaled = _scaled_at_hand(matrix, gains, soft) if at_hand else _scaled_anywhere(matrix, gains)
+    scaled = _scaled_at_hand(matrix, gains, soft) if at_hand else _scaled_anywhere(matrix, gains)
     result = from_matrix(scaled, x, dim)
     if out is None and at_hand and result.stride() != x.stride():
         out = torch.empty_like(x)  # what was multiplied has a layout of its own
     return result if out is None else out.copy_(result)
-
-
-def _is_small(matrix: Tensor) -> bool:
-    short = min(matrix.shape)  # of one row, which is a vector to it, NumPy's BLAS starts threads much sooner
-    return matrix.dtype == torch.float32 and short > 1 and short * matrix.numel() <= _SMALL
 
 
 def _full_precision(device: str) -> AbstractContextManager[None]:
@@ -77,9 +68,10 @@ def _full_precision(device: str) -> AbstractContextManager[None]:
 
 def _scaled_anywhere(matrix: Tensor, gains: Gains) -> Tensor:
     given, finite = _finite_or_zero(matrix)
-    vectors, sigma = _factors(given)
-    gain = gains(sigma)
-    scaled = torch.where((gain == 1).all(), given, _recombined(given, vectors, gain))
+    with _full_precision(matrix.device.type):
+        vectors, sigma = _factors(given)
+        gain = gains(sigma)
+        scaled = torch.where((gain == 1).all(), given, _recombined(given, vectors, gain))
     return torch.where(finite, scaled, torch.nan)
 
 
@@ -93,14 +85,30 @@ def _scaled_at_hand(matrix: Tensor, gains: Gains, soft: bool) -> Tensor:
     low, high = [extreme.item() for extreme in matrix.aminmax()]
     if not (isfinite(low) and isfinite(high)):
         return torch.full_like(matrix, torch.nan)
-    if soft and matrix.dtype == torch.float32 and 1e-4 < max(-low, high) < 1e4:
-        short, long = sorted(matrix.shape)
-        if short >= _WORTH_MENDING and long <= _NEARLY_SQUARE * short:
-            wide = matrix if len(matrix) == short else matrix.mT
+    if _is_small(matrix):
+        return _scaled_small(matrix, gains)
+    with _full_precision("cpu"):
+        if soft and _is_nearly_square(matrix) and 1e-4 < max(-low, high) < 1e4:
+            tall = matrix.shape[0] > matrix.shape[1]
+            wide = matrix.mT if tall else matrix
             gram = wide @ wide.mT
-            if gram.trace() > sqrt(_EVEN * short) * torch.linalg.vector_norm(gram):
+            if gram.trace() > sqrt(_EVEN * len(gram)) * torch.linalg.vector_norm(gram):
                 scaled = _scaled_square(wide, gram, gains)
-                return scaled if wide is matrix else scaled.mT
+                return scaled.mT if tall else scaled
+        return _scaled_by_what_stays(matrix, gains)
+
+
+def _is_small(matrix: Tensor) -> bool:
+    short = min(matrix.shape)  # of one row, which is a vector to it, NumPy's BLAS starts threads much sooner
+    return matrix.dtype == torch.float32 and short > 1 and short * matrix.numel() <= _SMALL
+
+
+def _is_nearly_square(matrix: Tensor) -> bool:
+    short, long = sorted(matrix.shape)
+    return matrix.dtype == torch.float32 and short >= _WORTH_MENDING and long <= _NEARLY_SQUARE * short
+
+
+def _scaled_by_what_stays(matrix: Tensor, gains: Gains) -> Tensor:
     vectors, sigma = _factors(matrix)
     gain = gains(sigma)
     listed = gain.tolist()
@@ -139,8 +147,6 @@ def _scaled_small(matrix: Tensor, gains: Gains) -> Tensor:
     entries = matrix.double().numpy()
     tall = len(entries) > len(entries.T)
     gram = entries.T @ entries if tall else entries @ entries.T
-    if not isfinite(gram.trace()):  # squares of float32 numbers do not overflow
-        return torch.full_like(matrix, torch.nan)
     squares, columns = torch.linalg.eigh(torch.from_numpy(gram))  # that of NumPy starts threads
     gain, vectors = gains(squares.clamp_(min=0).sqrt_()).numpy(), columns.numpy()
     if gain[0] == 1:
