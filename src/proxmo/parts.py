@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 # Elements of a part, at least: measured, with the few buffers of a prox; smaller parts are all overhead of calls.
@@ -19,7 +20,7 @@ def is_ordinary(x: Tensor) -> bool:
     """The same outside autograd.
 
     Where operations are recorded (`torch.compile`, `torch.jit.trace`, `make_fx`, autograd) or stand for others
-    (`torch.vmap`), what is done beside torch would be lost.
+    (`torch.vmap`, dual numbers), what is done beside torch would be lost.
     """
     return (
         type(x) in (Tensor, Parameter)
@@ -28,6 +29,7 @@ def is_ordinary(x: Tensor) -> bool:
         and torch._C._get_tracing_state() is None
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)
         and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None
+        and forward_ad._current_level < 0
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import proxmo
 from penalties.cases import noise
@@ -152,3 +153,31 @@ def test_what_moves_nothing_gives_every_bit_back(penalty: proxmo.Penalty, shape:
     found = penalty.prox(x, 1.0)
     assert torch.equal(found, x)
     assert found.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (128, 128), (128, 500)], ids=str)
+def test_a_strength_of_zero_moves_nothing_even_if_singular_values_are_zero(shape: tuple[int, int]) -> None:
+    x = noise((shape[0], 2), torch.float32) @ noise((2, shape[1]), torch.float32)
+    x[0] = 0
+    for step in (1.0, torch.tensor(1.0)):
+        assert torch.equal(proxmo.Nuclear(0.0).prox(x, step), x)
+    assert proxmo.Nuclear(0.1).prox(x, 1.0).isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # in torch's own jvp
+@pytest.mark.parametrize("penalty", [proxmo.Nuclear(0.5), proxmo.Rank(2), proxmo.NuclearBall(1.0)], ids=str)
+def test_a_batch_of_matrices_and_dual_numbers(penalty: proxmo.Penalty) -> None:
+    x, change = noise((3, 6, 8), torch.float32), noise((3, 6, 8), torch.float32, seed=1)
+    x[:, 0] = 0
+
+    def prox(matrix: Tensor) -> Tensor:
+        return penalty.prox(matrix, 1.0)
+
+    expected = torch.stack([prox(matrix) for matrix in x])
+    torch.testing.assert_close(torch.vmap(prox)(x), expected, rtol=0, atol=1e-6)
+    along = prox(x[0].double() + 1e-6 * change[0]) - prox(x[0].double() - 1e-6 * change[0])
+    _, forward = torch.func.jvp(prox, (x[0],), (change[0],))
+    torch.testing.assert_close(forward.double(), along / 2e-6, rtol=0, atol=1e-3)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(prox(forward_ad.make_dual(x[0], change[0]))).tangent
+    torch.testing.assert_close(tangent, forward)

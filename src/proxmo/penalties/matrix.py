@@ -51,9 +51,11 @@ class Nuclear(WithDim):
 
     def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
         threshold = step * self.strength
+        if self.strength == 0 or (not isinstance(threshold, Tensor) and threshold == 0):
+            return x
 
         def gains(sigma: Tensor) -> Tensor:
-            return (sigma - threshold).clamp_(min=0).div_(sigma).nan_to_num_(0.0)  # 0/0 if σ = 0
+            return ((sigma - threshold) / sigma).relu()  # of −inf if σ = 0
 
         return scale_singular_values(x, self.dim, gains, out, soft=True)
 

@@ -25,18 +25,20 @@ from proxmo.penalties.axes import as_matrix, from_matrix
 
 Gains = Callable[[Tensor], Tensor]
 
-# Multiplications of a Gram matrix up to which NumPy is faster, and its BLAS starts no threads beside those of torch.
+# Multiplications of a Gram matrix up to which NumPy is faster, and OpenBLAS, which it mostly has, starts no threads.
 _SMALL = 1 << 18
 # Mending pays from this length of the shorter side on, if the longer one is at most so many times as long, and if the
 # σ² are as even as if more than this share of them were equal and the others 0: else many are mixed, see below.
 _WORTH_MENDING = 128
 _NEARLY_SQUARE = 3
 _EVEN = 0.2
-# Shares of the largest σ², by 2e-6 of which C is off beside its diagonal. Below the one, or as close as the other to
-# the square of the threshold, the second order of that would be seen.
+# Shares of the largest σ², 2e-6 of which is the norm of C beside its diagonal. Below the one, or as close as the other
+# to the square of the threshold, the second order of that would be seen.
 _MIXED = 1e-3
 _CLOSE = 2e-5
-# A σ² below this is as good as 0 beside the entries that are mended, and float32 has room for quotients by it.
+# Where the largest entry is in this range, sums of squares are float32 numbers, and σ² below _TINY are as good as 0.
+# Quotients by _TINY are float32 numbers too.
+_SMALLEST, _LARGEST = 1e-4, 1e4
 _TINY = 1e-30
 
 
@@ -88,7 +90,7 @@ def _scaled_at_hand(matrix: Tensor, gains: Gains, soft: bool) -> Tensor:
     if _is_small(matrix):
         return _scaled_small(matrix, gains)
     with _full_precision("cpu"):
-        if soft and _is_nearly_square(matrix) and 1e-4 < max(-low, high) < 1e4:
+        if soft and _is_nearly_square(matrix) and _SMALLEST < max(-low, high) < _LARGEST:
             tall = matrix.shape[0] > matrix.shape[1]
             wide = matrix.mT if tall else matrix
             gram = wide @ wide.mT
@@ -143,7 +145,7 @@ def _recombined(matrix: Tensor, vectors: Tensor, gain: Tensor) -> Tensor:
 
 
 def _scaled_small(matrix: Tensor, gains: Gains) -> Tensor:
-    """All in float64."""
+    """In float64, rounded once at the end."""
     entries = matrix.double().numpy()
     tall = len(entries) > len(entries.T)
     gram = entries.T @ entries if tall else entries @ entries.T
@@ -164,10 +166,11 @@ def _scaled_square(matrix: Tensor, gram: Tensor, gains: Gains) -> Tensor:
 
         M_ij = Δ_ij·(C_ij − σ_j²·F_ij) − g_i·F_ij, and g_i more if i = j;  Δ_ij = (g_i − g_j)/(σ_i² − σ_j²), Δ_ii = 0.
 
-    Close singular values need not be told apart: for a soft threshold |Δ_ij| ≤ 2/max(σ_i², σ_j²). Only small ones do,
-    and those close to the threshold: there first order is not enough.
+    Close singular values need not be told apart: for a soft threshold |Δ_ij| ≤ 1/max(σ_i², σ_j²). Only small ones do,
+    of which C is no longer a small share, and those close to the threshold, where g has a kink: there first order is
+    not enough. ``gram``, C and M share their memory.
     """
-    basis = torch.linalg.eigh(gram, UPLO="U").eigenvectors.mT  # which takes 0.94 of the time with UPLO="L"
+    basis = torch.linalg.eigh(gram, UPLO="U").eigenvectors.mT  # takes 0.94 of the time that "L" takes
     rows = basis @ matrix
     products = torch.mm(rows, rows.mT, out=gram)
     _separate_small(basis, rows, products)
@@ -181,7 +184,7 @@ def _scaled_square(matrix: Tensor, gram: Tensor, gains: Gains) -> Tensor:
         return matrix.clone()
     if most == 0:
         return torch.zeros_like(matrix)
-    gap = (squares[:, None] - squares).add_(1e-300)  # between equal ones that is all, and the quotient is 0
+    gap = (squares[:, None] - squares).add_(1e-300)  # which is all between equal ones; others are far above it
     quotient = (gain[:, None] - gain).div_(gap).float()
     gain = gain.float()
     mended = products.addcmul_(defect, squares.float(), value=-1).mul_(quotient)
@@ -204,7 +207,7 @@ def _separate_marginal(basis: Tensor, rows: Tensor, products: Tensor, gains: Gai
     """Make the rows with σ near the level up to which gains are 0 orthogonal to each other."""
     squares = products.diagonal()
     sigma = squares.double().sqrt_()
-    level = (sigma * (1 - gains(sigma)))[-1]  # if it is higher nothing stays
+    level = (sigma * (1 - gains(sigma)))[-1]  # from the largest σ; if even its gain is 0, nothing stays
     marginal = ((squares - level.square()).abs() <= _CLOSE * squares.max()).nonzero()
     if len(marginal) > 1:
         _separate(basis, rows, products, int(marginal[0]), int(marginal[-1]) + 1)
