@@ -55,7 +55,7 @@ class Nuclear(WithDim):
             return x
 
         def gains(sigma: Tensor) -> Tensor:
-            return ((sigma - threshold) / sigma).relu()  # of −inf if σ = 0
+            return torch.where(sigma <= threshold, 0.0, (sigma - threshold) / sigma)
 
         return scale_singular_values(x, self.dim, gains, out, soft=True)
 
