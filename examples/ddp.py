@@ -35,4 +35,5 @@ for epoch in range(40):
         print(f"epoch {epoch + 1}: {optimizer.sparsity()[0].groups:.0%} of the hidden neurons are zero", flush=True)
 if rank == 0:
     torch.save({"network": network.state_dict(), "optimizer": optimizer.state_dict()}, "checkpoint.pt")
+distributed.barrier()  # a rank that leaves at once may abort: gloo's threads still hold its last gradients
 distributed.destroy_process_group()

@@ -69,4 +69,5 @@ while step < STEPS:
 whole = get_model_state_dict(network, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 if rank == 0:
     torch.save(whole, folder / "network.pt")  # ordinary tensors, ready for proxmo.compact in one process
+distributed.barrier()  # a rank that leaves at once may abort: gloo's threads still hold its last gradients
 distributed.destroy_process_group()
