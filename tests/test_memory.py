@@ -1,9 +1,10 @@
-"""New memory for large results: what it looks like, and that the system was asked for huge pages."""
+"""New memory for large results and averages: what it looks like, and that the system was asked for huge pages."""
 
 from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ def test_it_is_laid_out_as_by_torch(x: Tensor) -> None:
     found, expected = empty_like(x), torch.empty_like(x)
     assert (found.shape, found.stride()) == (expected.shape, expected.stride())
     assert (found.dtype, found.device) == (expected.dtype, expected.device)
+    assert empty_like(x, torch.float64).dtype == torch.float64
     assert found._base is None
     assert not found.requires_grad
 
@@ -55,10 +57,13 @@ def asked_for_huge_pages(x: Tensor) -> bool:
     raise AssertionError("the memory of the tensor is not listed")
 
 
-@pytest.mark.skipif(
+with_huge_pages = pytest.mark.skipif(
     not (hasattr(mmap, "MADV_HUGEPAGE") and Path("/sys/kernel/mm/transparent_hugepage").exists()),
     reason="the system has no huge pages to ask for",
 )
+
+
+@with_huge_pages
 @pytest.mark.parametrize("fused", [False, True])
 def test_results_of_large_tensors_are_in_huge_pages(fused: bool) -> None:
     x = torch.randn(16 * LARGE)  # memory of this size comes from the system, and was nobody's before
@@ -66,3 +71,19 @@ def test_results_of_large_tensors_are_in_huge_pages(fused: bool) -> None:
     result = proxmo.L1(0.5).prox(x, step=1.0, fused=fused)
     assert asked_for_huge_pages(result)
     torch.testing.assert_close(result, torch.nn.functional.softshrink(x, 0.5))
+
+
+@with_huge_pages
+@pytest.mark.parametrize("initial", ["gradient", "zero"])
+@pytest.mark.parametrize("momentum_dtype", [None, torch.float64])
+def test_averages_of_large_tensors_are_in_huge_pages(
+    initial: Literal["gradient", "zero"], momentum_dtype: torch.dtype | None
+) -> None:
+    x = torch.zeros(16 * LARGE)
+    x.grad = torch.randn(16 * LARGE)
+    optimizer = proxmo.ProxSGD([x], initial=initial, momentum_dtype=momentum_dtype)
+    optimizer.step()
+    average = optimizer.state[x]["momentum_buffer"]
+    assert asked_for_huge_pages(average)
+    assert average.dtype == (momentum_dtype or torch.float32)
+    torch.testing.assert_close(average.float(), x.grad if initial == "gradient" else torch.zeros_like(x))

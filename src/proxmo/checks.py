@@ -19,6 +19,8 @@ FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 def number(name: str, value: Any, *, takes: str = "a number") -> float:
     """Any real number but NaN, as a float."""
+    if type(value) is float and value == value:  # in short, since it is asked for in every step
+        return value
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {takes}, got {value!r}")
     try:
@@ -32,8 +34,6 @@ def number(name: str, value: Any, *, takes: str = "a number") -> float:
 
 def nonnegative(name: str, value: Any) -> float:
     """A finite float ≥ 0."""
-    if type(value) is float and 0 <= value < math.inf:  # in short, since it is asked for in every step
-        return value
     takes = "a finite number >= 0"
     result = number(name, value, takes=takes)
     if not 0 <= result < math.inf:

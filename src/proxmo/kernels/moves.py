@@ -28,6 +28,8 @@ class Moves(NamedTuple):
     def chosen(self, which: Iterable[bool]) -> Moves:
         """Those for which it is true."""
         which = list(which)
+        if all(which):  # mostly
+            return self
         return Moves(
             list(compress(self.params, which)),
             list(compress(self.directions, which)),

@@ -11,6 +11,7 @@ import difflib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args, overload
 
 import torch
@@ -27,6 +28,7 @@ from proxmo.penalties.base import Grouped, Penalty, widened
 
 Group: TypeAlias = dict[str, Any]
 Nonfinite = Literal["propagate", "raise", "skip"]
+NONFINITE = get_args(Nonfinite)
 
 
 class Sparsity(NamedTuple):
@@ -248,11 +250,11 @@ class ProxOptimizer(Optimizer):
         """Raise before anything is changed if an option or a gradient is not fit for a step."""
         self._check_groups()
         for group in self.param_groups:
-            for p in group["params"]:
-                gradient = p.grad
-                if gradient is not None and (gradient.layout != torch.strided or gradient.is_complex()):
-                    kind = "complex" if gradient.is_complex() else "sparse"
-                    raise RuntimeError(f"{type(self).__name__} does not support {kind} gradients")
+            gradients = [gradient for p in group["params"] if (gradient := p.grad) is not None]
+            is_complex = any(dtype.is_complex for dtype in set(map(attrgetter("dtype"), gradients)))
+            if is_complex or not set(map(attrgetter("layout"), gradients)) <= {torch.strided}:
+                kind = "complex" if is_complex else "sparse"
+                raise RuntimeError(f"{type(self).__name__} does not support {kind} gradients")
             if group["units"] is not None and len({p.grad is None for p in group["params"]}) > 1:
                 raise RuntimeError(
                     "a group with units takes part in a step as a whole: gradients must be on all, or none"
@@ -280,8 +282,8 @@ class ProxOptimizer(Optimizer):
             raise TypeError(f"maximize must be True or False, got {group['maximize']!r}")
         if group["foreach"] not in (None, True, False):
             raise TypeError(f"foreach must be True, False or None, got {group['foreach']!r}")
-        if group["nonfinite"] not in get_args(Nonfinite):
-            raise ValueError(f"nonfinite must be one of {get_args(Nonfinite)}, got {group['nonfinite']!r}")
+        if group["nonfinite"] not in NONFINITE:
+            raise ValueError(f"nonfinite must be one of {NONFINITE}, got {group['nonfinite']!r}")
         if group["penalty"] is not None and not isinstance(group["penalty"], Penalty):
             raise TypeError(f"penalty must be a proxmo.Penalty or None, got {group['penalty']!r}")
         _check_fit(group, group["penalty"])

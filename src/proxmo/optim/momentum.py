@@ -10,10 +10,12 @@ from torch.optim.optimizer import ParamsT
 
 from proxmo import checks, shards
 from proxmo.kernels.moves import Moves
+from proxmo.memory import empty_like
 from proxmo.optim.base import Group, ProxOptimizer, is_zero, use_foreach
 from proxmo.secants import square
 
 Initial = Literal["gradient", "zero"]
+INITIAL = get_args(Initial)
 
 
 class PolyakMomentum(ProxOptimizer):
@@ -52,8 +54,8 @@ class PolyakMomentum(ProxOptimizer):
             raise ValueError(f"momentum_dtype must be None or a dtype of floats, got {group['momentum_dtype']!r}")
         if not 0 <= checks.number("momentum", group["momentum"], takes="a number in [0, 1)") < 1:
             raise ValueError(f"momentum must be a number in [0, 1), got {group['momentum']!r}")
-        if group["initial"] not in get_args(Initial):
-            raise ValueError(f"initial must be one of {get_args(Initial)}, got {group['initial']!r}")
+        if group["initial"] not in INITIAL:
+            raise ValueError(f"initial must be one of {INITIAL}, got {group['initial']!r}")
 
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
         return self._averaged(group, self._moves(group, params))
@@ -77,8 +79,8 @@ class PolyakMomentum(ProxOptimizer):
                 gradients.append(gradient)
                 continue
             if momentum != 0:
-                start = gradient if initial == "gradient" else torch.zeros_like(gradient)
-                state["momentum_buffer"] = start.to(group["momentum_dtype"] or gradient.dtype, copy=True)
+                average = empty_like(gradient, group["momentum_dtype"])
+                state["momentum_buffer"] = average.copy_(gradient) if initial == "gradient" else average.zero_()
                 state["started"] = torch.ones(())
                 # Distributed checkpoints ask for the state by a step with lr = 0 and zero gradients, which must not
                 # count as the start of the average; a first step of a warm-up, with lr = 0 only, does.
