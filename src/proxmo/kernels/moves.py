@@ -28,8 +28,6 @@ class Moves(NamedTuple):
     def chosen(self, which: Iterable[bool]) -> Moves:
         """Those for which it is true."""
         which = list(which)
-        if all(which):  # mostly
-            return self
         return Moves(
             list(compress(self.params, which)),
             list(compress(self.directions, which)),
@@ -38,16 +36,15 @@ class Moves(NamedTuple):
 
 
 def which_fit(moves: Moves) -> list[bool]:
-    """Whether compiled loops can take each: ordinary dense tensors of full precision, alike in memory.
+    """For each whether compiled loops can take it."""
+    return [all_fit(Moves([param], [direction], [gradient])) for param, direction, gradient in zip(*moves, strict=True)]
 
-    Mostly they can take all, which is asked in every step; so it is asked of all at once first.
+
+def all_fit(moves: Moves) -> bool:
+    """Whether compiled loops can take all of them: ordinary dense tensors of full precision, alike in memory.
+
+    It is asked in every step, so it is asked of all at once.
     """
-    if _fit(moves):
-        return [True] * len(moves.params)
-    return [_fit(Moves([param], [direction], [gradient])) for param, direction, gradient in zip(*moves, strict=True)]
-
-
-def _fit(moves: Moves) -> bool:
     params, directions, gradients = moves
     tensors = [*params, *directions, *[gradient for gradient in gradients if gradient is not None]]
     sizes = list(map(Tensor.numel, params))

@@ -53,8 +53,8 @@ def advance(moves: Moves, lr: float, weight: float, penalty: Penalty | None) -> 
         params, directions, gradients = alike
         addresses = [*map(Tensor.data_ptr, params), *map(Tensor.data_ptr, directions)]
         addresses += [0 if gradient is None else gradient.data_ptr() for gradient in gradients]
-        numbers = _numbers(dtype, lr, weight, penalty, abs(lr))
-        run(_loop(penalty), dtype, addresses, _rows(penalty, params), list(map(Tensor.numel, params)), numbers)
+        numbers, elements = _numbers(dtype, lr, weight, penalty, abs(lr)), list(map(Tensor.numel, params))
+        run(_loop(penalty), dtype, addresses, _rows(penalty, params, elements), elements, numbers)
         averages = [average for average, gradient in zip(directions, gradients, strict=True) if gradient is not None]
         torch.autograd.graph.increment_version(params + averages)
 
@@ -62,7 +62,7 @@ def advance(moves: Moves, lr: float, weight: float, penalty: Penalty | None) -> 
 def prox(x: Tensor, step: float, penalty: Penalty, out: Tensor) -> None:
     """out ← prox(x), for tensors that are alike in memory; ``out`` may be ``x``."""
     addresses, numbers = [out.data_ptr(), 0, x.data_ptr()], _numbers(x.dtype, 0.0, 0.0, penalty, step)
-    run(_loop(penalty), x.dtype, addresses, _rows(penalty, [x]), [x.numel()], numbers)
+    run(_loop(penalty), x.dtype, addresses, _rows(penalty, [x], [x.numel()]), [x.numel()], numbers)
     torch.autograd.graph.increment_version(out)
 
 
@@ -71,10 +71,10 @@ def _kernel(penalty: Penalty | None) -> Elementwise | Rows:
     return ELEMENTWISE[kind] if kind is None or kind in ELEMENTWISE else ROWS[kind]
 
 
-def _rows(penalty: Penalty | None, params: list[Tensor]) -> list[int]:
+def _rows(penalty: Penalty | None, params: list[Tensor], elements: list[int]) -> list[int]:
     """Of how many rows each consists: groups of the penalty, or single elements."""
     if isinstance(_kernel(penalty), Elementwise):
-        return list(map(Tensor.numel, params))
+        return elements
     one_row = penalty.dim in (None, ())  # type: ignore[union-attr]
     return [1 if one_row else p.shape[0] for p in params]
 

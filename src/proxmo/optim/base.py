@@ -132,6 +132,8 @@ class ProxOptimizer(Optimizer):
 
     def _admits_gradients(self, *others: Mapping[Tensor, Tensor | None]) -> bool:
         """Whether to take a step with these gradients, those of the parameters and others; may raise instead."""
+        if all(group["nonfinite"] == "propagate" for group in self.param_groups):
+            return True
         verdict, seen = 0, []
         for group in self.param_groups:
             if group["nonfinite"] != "propagate":

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from proxmo import shards
 from proxmo.kernels import loops
-from proxmo.kernels.moves import Moves, which_fit
+from proxmo.kernels.moves import Moves, all_fit, which_fit
 from proxmo.optim.base import Group, apply_prox
 from proxmo.penalties.base import Penalty
+
+LARGEST = torch.finfo(torch.float32).max
 
 
 def check_fused(group: Group) -> None:
@@ -27,15 +29,19 @@ def take_fused_steps(group: Group, moves: Moves) -> Moves:
     """Take the moves that compiled loops can take, prox included; returns the others."""
     kernels, lr, penalty, units = loops(), float(group["lr"]), group["penalty"], group["units"]
     # a step of zero leaves constraints alone, and one beyond float32 is torch's to refuse
-    if kernels is None or not 0 < lr <= torch.finfo(torch.float32).max:
+    if kernels is None or not 0 < lr <= LARGEST:
         return moves
+    signed, weight = -lr if group["maximize"] else lr, 1 - group["momentum"]
     divided = shards.any_divided(moves.params)
     parts = _own_parts(moves) if divided else moves
-    fit = which_fit(parts)
+    together = all_fit(parts)
+    if together and not divided and units is None and kernels.has_kernel(penalty):  # the usual case
+        kernels.advance(moves, signed, weight, penalty)
+        return Moves([], [], [])
+    fit = [True] * len(parts.params) if together else which_fit(parts)
     if units is not None and not all(fit):  # units take part in a step as a whole
         return moves
-    prox_too = _with_prox(kernels, group, moves.params, divided)
-    signed, weight = -lr if group["maximize"] else lr, 1 - group["momentum"]
+    prox_too = _with_prox(kernels, group, moves.params)
     kernels.advance(parts.chosen(map(and_, fit, prox_too)), signed, weight, penalty)
     if not all(prox_too):
         moved_only = list(map(gt, fit, prox_too))
@@ -53,12 +59,10 @@ def _own_parts(moves: Moves) -> Moves:
     return Moves(list(map(shards.local, moves.params)), list(map(shards.local, moves.directions)), gradients)
 
 
-def _with_prox(kernels: Any, group: Group, params: list[Tensor], divided: bool) -> list[bool]:
+def _with_prox(kernels: Any, group: Group, params: list[Tensor]) -> list[bool]:
     """For which of the parameters a loop can take the prox along."""
     penalty: Penalty | None = group["penalty"]
     if group["units"] is not None:
         return [False] * len(params)
     in_parts = penalty is None or penalty.separable
-    if kernels.has_kernel(penalty) and (in_parts or not divided):  # the usual case, without a look at each
-        return [True] * len(params)
     return [(in_parts or not shards.is_divided(p)) and kernels.has_kernel_for(penalty, p) for p in params]

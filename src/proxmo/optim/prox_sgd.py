@@ -95,8 +95,11 @@ class ProxSGD(PolyakMomentum):
         moves = self._moves(group, params)
         large = Moves([], [], [])
         if certificates is None and not torch.compiler.is_compiling():
-            others = take_fused_steps(group, moves) if group["fused"] else moves
-            large, moves = large_and_others(group, others)
+            if group["fused"]:
+                moves = take_fused_steps(group, moves)
+                if not moves.params:
+                    return
+            large, moves = large_and_others(group, moves)
         if moves.params:
             proximal_step(moves.params, self._averaged(group, moves), group, certificates)
         if large.params:
