@@ -28,7 +28,7 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
         for kind in ("default", "fused")
     },
 }
-ROUNDS = 5  # with new optimizers: a step of a few milliseconds varies by a tenth with where their memory lies
+ROUNDS = 7  # with new optimizers: a step of a few milliseconds varies by a tenth with where their memory lies
 
 
 def resnet18() -> Shapes:
@@ -81,7 +81,10 @@ def steps(folder: Path, repeats: int, models: dict[str, Callable[[], Shapes]] = 
             with threads(count):
                 rounds = [by_turns(_candidates(given, seed), repeats, most=2.0) for seed in range(ROUNDS)]
             seconds = {name: statistics.median(found[name] for found in rounds) for name in METHODS}
-            ratios = {name: value / seconds["SGD, fused"] for name, value in seconds.items()}
+            # of each round by itself: how fast the memory is changes from one to the next
+            ratios = {
+                name: statistics.median(found[name] / found["SGD, fused"] for found in rounds) for name in METHODS
+            }
             numbers[f"{model}, threads: {count}"] = {"seconds": seconds, "ratios": ratios}
         one, two = (numbers[f"{model}, threads: {count}"]["ratios"] for count in (1, 2))
         rows += [(model, name, f"{one[name]:.2f}", f"{two[name]:.2f}") for name in METHODS]

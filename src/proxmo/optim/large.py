@@ -50,5 +50,7 @@ def _need_no_conversion(param: Tensor, *others: Tensor | None) -> bool:
 
 def _parts(penalty: Penalty | None, param: Tensor, direction: Tensor, gradient: Tensor | None) -> Iterable[Part]:
     count = number_of_parts(param) if penalty is None or penalty.acts_on_rows(param) else 1
+    if count == 1:
+        return [(param, direction, gradient)]
     gradients = repeat(None) if gradient is None else gradient.chunk(count)
     return zip(param.chunk(count), direction.chunk(count), gradients, strict=False)
