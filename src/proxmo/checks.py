@@ -26,7 +26,7 @@ def number(name: str, value: Any, *, takes: str = "a number") -> float:
     try:
         result = float(value)
     except OverflowError:  # an integer beyond the range of floats
-        result = math.copysign(math.inf, value)
+        result = -math.inf if value < 0 else math.inf
     if math.isnan(result):
         raise ValueError(f"{name} must be {takes}, got {value!r}")
     return result

@@ -128,3 +128,27 @@ def test_certificates_are_those_of_whole_parameters(all_are_large: list[Any]) ->
     optimizer.step()
     assert optimizer.certificate(x).subgradient.shape == x.shape
     assert not all_are_large
+
+
+@dataclass
+class ByItsGradient(proxmo.Penalty):
+    """‖x‖²/2 for a prox that looks at the gradient: step·∇ψ(prox) = x − prox."""
+
+    convex: ClassVar[bool] = True
+    separable: ClassVar[bool] = False
+
+    def _value(self, x: Tensor) -> Tensor:
+        return x.square().sum() / 2
+
+    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self._value(x.requires_grad_()), x)
+        return x.detach() - slope * step / (1 + step)
+
+
+def test_a_penalty_that_differentiates(all_are_large: list[Any]) -> None:
+    penalty = ByItsGradient()
+    found, _ = run(torch.float64, penalty=penalty)
+    assert all_are_large
+    expected, _ = run(torch.float64, penalty=proxmo.SquaredL2(1.0), foreach=True)
+    torch.testing.assert_close(found, expected)

@@ -234,6 +234,7 @@ def test_named_parameters() -> None:
     [
         ({"lr": -0.1}, ValueError, r"lr must be a finite number >= 0, got -0\.1"),
         ({"lr": math.nan}, ValueError, "lr must be a finite number >= 0, got nan"),
+        ({"lr": 10**400}, ValueError, "lr must be a finite number >= 0, got 1000"),
         ({"lr": torch.tensor(-0.1)}, ValueError, "lr must be a finite number >= 0, got -0.1"),
         ({"lr": torch.ones(2)}, ValueError, "Tensor lr must be 1-element"),
         ({"lr": "fast"}, TypeError, "lr must be a finite number >= 0, got 'fast'"),
