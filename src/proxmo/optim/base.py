@@ -257,7 +257,7 @@ class ProxOptimizer(Optimizer):
             if is_complex or not set(map(attrgetter("layout"), gradients)) <= {torch.strided}:
                 kind = "complex" if is_complex else "sparse"
                 raise RuntimeError(f"{type(self).__name__} does not support {kind} gradients")
-            if group["units"] is not None and len({p.grad is None for p in group["params"]}) > 1:
+            if group["units"] is not None and 0 < len(gradients) < len(group["params"]):
                 raise RuntimeError(
                     "a group with units takes part in a step as a whole: gradients must be on all, or none"
                 )
