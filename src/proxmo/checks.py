@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxmo import shards
+
 Dim = int | tuple[int, ...] | None
 """The axes that index the groups of a tensor; ``None`` makes the whole tensor one group."""
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -19,7 +21,7 @@ FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 def number(name: str, value: Any, *, takes: str = "a number") -> float:
     """Any real number but NaN, as a float."""
-    if type(value) is float and value == value:  # in short, since it is asked for in every step
+    if type(value) is float and value == value:  # fast path: runs every step
         return value
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {takes}, got {value!r}")
@@ -86,7 +88,7 @@ def floating(name: str, value: Any) -> Tensor:
     return value
 
 
-def step(name: str, value: Any) -> float | Tensor:
+def scalar_step(name: str, value: Any) -> float | Tensor:
     """A finite step size ≥ 0: a number, or a tensor of one element, which becomes 0-d."""
     if not isinstance(value, Tensor):
         return nonnegative(name, value)
@@ -94,7 +96,26 @@ def step(name: str, value: Any) -> float | Tensor:
         raise ValueError(f"Tensor {name} must be 1-element and real, got {value.dtype} of shape {tuple(value.shape)}")
     if not torch.compiler.is_compiling():
         nonnegative(name, value.item())
-    return value.reshape(())
+    return value.detach().reshape(())
+
+
+def step(name: str, value: Any, x: Tensor) -> float | Tensor:
+    """A `scalar_step`, or a tensor of finite steps ≥ 0 that broadcasts to ``x``."""
+    if not isinstance(value, Tensor) or value.numel() == 1:
+        return scalar_step(name, value)
+    takes = f"a finite number >= 0, or a real tensor of such numbers that broadcasts to x of shape {tuple(x.shape)}"
+    fits = value.dim() <= x.dim() and all(
+        size in (1, wanted) for size, wanted in zip(reversed(value.shape), reversed(x.shape), strict=False)
+    )
+    if not fits or not value.is_floating_point() or value.device != x.device:
+        got = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
+        raise ValueError(f"{name} must be {takes}, got {got}")
+    if not torch.compiler.is_compiling():
+        numbers = shards.local(value)
+        bad = numbers[~((numbers >= 0) & (numbers < math.inf))]
+        if bad.numel():
+            raise ValueError(f"{name} must be {takes}, got one with {bad[0].item()}")
+    return value.detach()
 
 
 def same_as(name: str, value: Tensor | None, model: Tensor) -> None:

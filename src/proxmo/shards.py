@@ -83,6 +83,14 @@ def part_of(whole: Tensor, model: Tensor) -> Tensor:
     return everywhere.redistribute(mesh, divided.placements).to_local()
 
 
+def local_step(step: Tensor, x: Tensor) -> Tensor:
+    """Return the local shard of a step that broadcasts to ``x``, whether it is sharded or whole on every rank."""
+    if _divided(x) is None:
+        return step
+    step = step.expand(x.shape)
+    return part_of(step, x) if _divided(step) is None else local(laid_out_like(step, x))
+
+
 def splits(tensor: Tensor) -> tuple[Split, ...]:
     """The axes that are divided among processes, one for each dimension of the mesh that divides one."""
     if (divided := _divided(tensor)) is None:

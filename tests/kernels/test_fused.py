@@ -1,4 +1,4 @@
-"""Fused steps are the plain ones, up to rounding, whatever is asked of them."""
+"""Fused steps and proxes equal the eager ones, up to rounding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,13 +23,13 @@ from torch.nn import Parameter
 import proxmo
 from penalties.cases import CASES, noise, tolerance
 from proxmo import ProxSGD, kernels
-from proxmo.kernels import compiled
-from proxmo.kernels.compiled import from_ordered, ordered
-from proxmo.kernels.rows import ROWS
+from proxmo.kernels import Kernel, tasks
 from proxmo.kernels.step import _row_loop
+from proxmo.kernels.tasks import from_ordered, ordered
+from proxmo.penalties import compiled_rows
 
 STEPS = 4
-# groups of one, few and many elements; more than a task has; more than a block of a row has
+# groups of one, few and many elements; more elements than a task or a block of a row has
 SHAPES = [(7,), (1, 1), (30, 40), (5, 3, 3, 2), (3, 70_000), (120, 600)]
 
 
@@ -53,14 +54,14 @@ def assert_same(found: list[Tensor], expected: list[Tensor], dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("case", [None, *CASES], ids=str)
-def test_every_penalty(case: Any, dtype: torch.dtype) -> None:
+def test_fused_step_equals_eager_step_for_every_penalty(case: Any, dtype: torch.dtype) -> None:
     penalty = None if case is None else case.make(0.3)
     shapes = [shape for shape in SHAPES if case is None or len(shape) >= case.axes]
     if isinstance(penalty, (proxmo.Nuclear, proxmo.Rank, proxmo.NuclearBall)):
-        shapes = [shape for shape in shapes if math.prod(shape) < 2000]  # these have no loop, and are slow
+        shapes = [shape for shape in shapes if math.prod(shape) < 2000]  # these have no kernel, and are slow
     found, optimizer = run(shapes, dtype, True, penalty=penalty)
-    expected, plain = run(shapes, dtype, False, penalty=penalty)
-    averages = [[state["momentum_buffer"] for state in o.state.values()] for o in (optimizer, plain)]
+    expected, eager = run(shapes, dtype, False, penalty=penalty)
+    averages = [[state["momentum_buffer"] for state in o.state.values()] for o in (optimizer, eager)]
     assert_same(*averages, dtype)
     if penalty is None or penalty.convex:
         assert_same(found, expected, dtype)
@@ -79,18 +80,18 @@ def test_every_penalty(case: Any, dtype: torch.dtype) -> None:
         {"lr": torch.tensor(0.3)},
         {"lr": 0.0},
         {"lr": 1e30},
-        {"lr": 1e-50},  # zero in float32, where averages go on all the same
+        {"lr": 1e-50},  # zero in float32, but averages are still updated
         {"momentum_dtype": torch.float64},
         {"nonfinite": "skip"},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("penalty", [None, proxmo.L1(0.1), proxmo.GroupL2(0.3), proxmo.Simplex(2.0)], ids=str)
-def test_every_option(penalty: proxmo.Penalty | None, options: dict[str, Any]) -> None:
+def test_fused_step_equals_eager_step_for_every_option(penalty: proxmo.Penalty | None, options: dict[str, Any]) -> None:
     found, optimizer = run(SHAPES[:4], torch.float32, True, penalty=penalty, **options)
-    expected, plain = run(SHAPES[:4], torch.float32, False, penalty=penalty, **options)
+    expected, eager = run(SHAPES[:4], torch.float32, False, penalty=penalty, **options)
     assert_same(found, expected, torch.float32)
-    averages = [[state["momentum_buffer"] for state in o.state.values()] for o in (optimizer, plain)]
+    averages = [[state["momentum_buffer"] for state in o.state.values()] for o in (optimizer, eager)]
     assert_same(*averages, torch.float32)
 
 
@@ -108,8 +109,8 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("penalty", [None, proxmo.L1(0.1), proxmo.GroupLInf(0.5), proxmo.GroupL2(0.5, dim=1)], ids=str)
-def test_every_layout(layout: str, penalty: proxmo.Penalty | None) -> None:
-    """Also where parameter, average and gradient differ in theirs."""
+def test_fused_step_equals_eager_step_for_every_layout(layout: str, penalty: proxmo.Penalty | None) -> None:
+    """Also where the layouts of parameter, average and gradient differ."""
     results = []
     for is_fused in (True, False):
         torch.manual_seed(0)
@@ -127,14 +128,14 @@ def test_every_layout(layout: str, penalty: proxmo.Penalty | None) -> None:
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
-def test_an_lr_beyond_the_numbers_is_refused(is_fused: bool) -> None:
+def test_lr_beyond_float32_is_refused(is_fused: bool) -> None:
     with pytest.raises(RuntimeError, match="overflow"):
         run([(3,)], torch.float32, is_fused, lr=1e300)
 
 
 @pytest.mark.parametrize("elements", [50, 200])
-def test_a_parameter_that_was_resized_is_refused(elements: int) -> None:
-    """As by plain steps: averages would be read beyond their end."""
+def test_resized_parameter_is_refused(elements: int) -> None:
+    """As by eager steps: averages would be read beyond their end."""
     x = Parameter(torch.ones(100))
     x.grad = torch.ones(100)
     optimizer = ProxSGD([x], fused=True)
@@ -146,7 +147,7 @@ def test_a_parameter_that_was_resized_is_refused(elements: int) -> None:
 
 
 @pytest.mark.parametrize("penalty", [proxmo.Simplex(dim=0), proxmo.L1Ball(1.0, dim=0), proxmo.GroupLInf(1.0)], ids=str)
-def test_sums_beyond_the_largest_number(penalty: proxmo.Penalty) -> None:
+def test_sums_that_overflow(penalty: proxmo.Penalty) -> None:
     x = torch.full((1, 4), 2e38)
     torch.testing.assert_close(penalty.prox(x, 1.0, fused=True), penalty.prox(x, 1.0))
 
@@ -159,7 +160,7 @@ def test_sums_beyond_the_largest_number(penalty: proxmo.Penalty) -> None:
      proxmo.Simplex(dim=0)],
     ids=str,
 )  # fmt: skip
-def test_what_is_not_finite_stays_where_it_came_from(penalty: proxmo.Penalty | None, bad: float) -> None:
+def test_nonfinite_gradient_stays_in_its_element_or_group(penalty: proxmo.Penalty | None, bad: float) -> None:
     results = []
     for is_fused in (True, False):
         x = Parameter(noise((4, 30), torch.float32))
@@ -172,7 +173,7 @@ def test_what_is_not_finite_stays_where_it_came_from(penalty: proxmo.Penalty | N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_prox_alone(case: Any, dtype: torch.dtype) -> None:
+def test_fused_prox_equals_eager_prox(case: Any, dtype: torch.dtype) -> None:
     penalty = case.make(1.0)
     for shape in ((3, 5, 2), (4, 900, 1)):
         x = noise(shape, dtype)
@@ -195,7 +196,7 @@ def test_the_prox_alone(case: Any, dtype: torch.dtype) -> None:
     [proxmo.L1(0.3), proxmo.GroupL2(20.0), proxmo.GroupLInf(100.0), proxmo.Simplex(3.0, dim=0), proxmo.L2Ball(1.0)],
     ids=str,
 )
-def test_the_prox_of_what_takes_many_tasks(penalty: proxmo.Penalty) -> None:
+def test_fused_prox_of_tensors_with_many_tasks(penalty: proxmo.Penalty) -> None:
     for shape in ((3, 70_000), (400, 600)):
         x = noise(shape, torch.float32)
         expected = penalty.prox(x, 1.0)
@@ -206,7 +207,7 @@ def test_the_prox_of_what_takes_many_tasks(penalty: proxmo.Penalty) -> None:
         torch.testing.assert_close(in_another_order, expected, rtol=0, atol=bound)
 
 
-def test_an_out_that_overlaps_with_the_input() -> None:
+def test_out_may_overlap_with_the_input() -> None:
     memory = noise((5000,), torch.float32)
     expected = proxmo.L1(0.3).prox(memory[:-1000], 1.0)
     found = proxmo.L1(0.3).prox(memory[:-1000], 1.0, out=memory[1000:], fused=True)
@@ -227,20 +228,20 @@ def test_a_prox_is_outside_autograd() -> None:
     torch.testing.assert_close(x.detach(), expected)
 
 
-def test_an_out_that_stands_for_its_negative() -> None:
+def test_out_may_be_a_negative_view() -> None:
     penalty, x = proxmo.GroupL2(0.5), noise((4, 30), torch.float32)
     out = torch._neg_view(torch.empty(4, 30))
     torch.testing.assert_close(penalty.prox(x, 1.0, out=out, fused=True).resolve_neg(), penalty.prox(x, 1.0))
 
 
-@pytest.mark.parametrize("kind", ROWS, ids=lambda kind: kind.__name__)
-def test_rows_are_read_in_vectors(kind: type[proxmo.Penalty]) -> None:
-    function = compiled._taking_tasks(_row_loop(ROWS[kind].prox), np.float32)
-    assert "masked.gather" not in function.inspect_llvm()  # which takes five times as long on some processors
+@pytest.mark.parametrize("name", ["shrink", "cap", "soft_then_shrink", "simplex", "l1_ball", "l2_ball"])
+def test_rows_are_read_in_vectors(name: str) -> None:
+    function = tasks._task_taker(_row_loop(getattr(compiled_rows, name)), np.float32)
+    assert "masked.gather" not in function.inspect_llvm()  # gathers take five times as long on some processors
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_integers_in_the_order_of_numbers(dtype: type) -> None:
+def test_ordered_integers_have_the_order_of_floats(dtype: type) -> None:
     huge, tiny = np.finfo(dtype).max, np.finfo(dtype).tiny
     numbers = np.array([-np.inf, -huge, -1.5, -1, -tiny, -tiny / 4, -0.0, 0, tiny / 4, tiny, 1, huge, np.inf], dtype)
 
@@ -253,7 +254,7 @@ def test_integers_in_the_order_of_numbers(dtype: type) -> None:
     assert np.array(back, dtype).tobytes() == numbers.tobytes()
 
 
-def test_where_operations_are_recorded_a_prox_is_plain() -> None:
+def test_recorded_prox_is_eager() -> None:
     penalty, x = proxmo.Simplex(dim=0), noise((3, 20), torch.float32)
 
     def prox(x: Tensor) -> Tensor:
@@ -264,7 +265,7 @@ def test_where_operations_are_recorded_a_prox_is_plain() -> None:
     torch.testing.assert_close(torch.vmap(prox)(torch.stack([x, x]))[0], expected)
 
 
-def test_joint_units_and_mixed_lists() -> None:
+def test_units_and_mixed_dtypes() -> None:
     results = []
     for is_fused in (True, False):
         torch.manual_seed(0)
@@ -281,7 +282,7 @@ def test_joint_units_and_mixed_lists() -> None:
     assert_same(*results, torch.float32)
 
 
-def test_autograd_knows_that_a_parameter_was_changed() -> None:
+def test_autograd_sees_that_a_parameter_changed() -> None:
     x = Parameter(torch.ones(3))
     loss = x.square().sum()
     x.grad = torch.ones(3)
@@ -290,7 +291,7 @@ def test_autograd_knows_that_a_parameter_was_changed() -> None:
         loss.backward()
 
 
-def test_autograd_knows_that_a_gradient_was_only_read() -> None:
+def test_autograd_sees_that_a_gradient_did_not_change() -> None:
     x, weight = Parameter(torch.ones(3)), torch.ones(3, requires_grad=True)
     x.grad = torch.ones(3)
     product = (weight * x.grad).sum()
@@ -299,12 +300,12 @@ def test_autograd_knows_that_a_gradient_was_only_read() -> None:
     assert torch.equal(weight.grad, torch.ones(3))
 
 
-def test_checkpoints_go_between_both_ways() -> None:
+def test_checkpoints_go_between_fused_and_eager() -> None:
     found, optimizer = run(SHAPES[:3], torch.float64, True, penalty=proxmo.L1(0.1))
-    expected, plain = run(SHAPES[:3], torch.float64, False, penalty=proxmo.L1(0.1))
-    plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert plain.param_groups[0]["fused"] is True
-    for o in (optimizer, plain):
+    expected, eager = run(SHAPES[:3], torch.float64, False, penalty=proxmo.L1(0.1))
+    eager.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert eager.param_groups[0]["fused"] is True
+    for o in (optimizer, eager):
         for p in o.param_groups[0]["params"]:
             p.grad = torch.ones_like(p)
         o.step()
@@ -321,9 +322,9 @@ def some_threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("pool", ["of OpenMP", "own"])
 @pytest.mark.usefixtures("some_threads")
-def test_one_thread_and_many_give_the_same_bits(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if pool == "own":  # where torch was built with another OpenMP than gcc's
-        monkeypatch.setattr(compiled, "_openmp", lambda: None)
+def test_results_do_not_depend_on_the_number_of_threads(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if pool == "own":  # as where torch was built with another OpenMP than gcc's
+        monkeypatch.setattr(tasks, "_openmp", lambda: None)
     results = []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
@@ -335,7 +336,7 @@ def test_one_thread_and_many_give_the_same_bits(pool: str, monkeypatch: pytest.M
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.usefixtures("some_threads")
-def test_a_forked_child_does_not_wait_for_threads_that_it_has_not() -> None:
+def test_forked_child_does_not_wait_for_threads_of_its_parent() -> None:
     _, optimizer = run([(4, 70_000)], torch.float32, True, penalty=proxmo.L1(0.1))
     child = os.fork()
     if child == 0:
@@ -351,7 +352,7 @@ def test_a_forked_child_does_not_wait_for_threads_that_it_has_not() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_nor_if_it_is_the_first_to_fuse() -> None:
+def test_forked_child_may_be_the_first_to_use_a_kernel() -> None:
     script = """
 import os, torch, proxmo
 torch.set_num_threads(2)
@@ -364,35 +365,86 @@ raise SystemExit(os.wait()[1])
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=100)
 
 
-def test_nothing_is_compiled_again_when_a_scheduler_changes_numbers() -> None:
+def test_changed_rates_do_not_recompile() -> None:
     penalty = proxmo.GroupLInf(0.1)
     _, optimizer = run(SHAPES[:3], torch.float32, True, penalty=penalty)
-    compiled_before = compiled._taking_tasks.cache_info().misses
+    compiled_before = tasks._task_taker.cache_info().misses
     group = optimizer.param_groups[0]
     for lr, momentum, strength in [(0.1, 0.5, 0.2), (torch.tensor(0.01), 0.99, 1e-3), (1e-6, 0.0, 0.0)]:
         group["lr"], group["momentum"], penalty.strength = lr, momentum, strength
         optimizer.step()
-    assert compiled._taking_tasks.cache_info().misses == compiled_before
+    assert tasks._task_taker.cache_info().misses == compiled_before
 
 
-def test_without_numba_there_is_one_warning_and_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("proxmo.kernels.")]:
+def test_without_numba_one_warning_and_the_eager_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("proxmo.kernels.step", "proxmo.kernels.tasks"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(kernels, "step", raising=False)
     monkeypatch.setitem(sys.modules, "numba", None)
-    kernels.loops.cache_clear()
+    kernels.available.cache_clear()
     try:
         with pytest.warns(UserWarning, match=r"fused=True needs numba \(pip install 'proxmo\[fast\]'\)") as warned:
             found, _ = run(SHAPES[:3], torch.float32, True, penalty=proxmo.L1(0.1))
         assert len(warned) == 1
     finally:
-        kernels.loops.cache_clear()
+        kernels.available.cache_clear()
     expected, _ = run(SHAPES[:3], torch.float32, False, penalty=proxmo.L1(0.1))
     assert all(map(torch.equal, found, expected))
 
 
-def test_bad_arguments() -> None:
+def test_bad_options_are_refused() -> None:
     with pytest.raises(TypeError, match="fused must be True, False or None, got 'yes'"):
         ProxSGD([torch.zeros(2)], fused="yes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="fused and foreach cannot both be True"):
         ProxSGD([torch.zeros(2)], fused=True, foreach=True)
+
+
+@njit(inline="always")
+def _tenth(x: Any, c: Any) -> Any:
+    return x * c[0]
+
+
+@dataclass
+class Tenth(proxmo.Penalty):
+    """9/2·‖x‖², with a kernel of its own that is told apart from the eager prox by a factor of 10."""
+
+    convex: ClassVar[bool] = True
+    separable: ClassVar[bool] = True
+
+    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        return x / 10
+
+    def kernel(self, step: float) -> Kernel:
+        return Kernel(_tenth, (0.01,))
+
+
+def test_penalty_of_a_user_brings_its_own_kernel() -> None:
+    x = torch.tensor([1.0, 2.0])
+    torch.testing.assert_close(Tenth().prox(x, 1.0), x / 10)
+    torch.testing.assert_close(Tenth().prox(x, 1.0, fused=True), x / 100)
+    p = Parameter(x.clone())
+    p.grad = torch.zeros(2)
+    ProxSGD([p], lr=1.0, penalty=Tenth(), fused=True).step()
+    torch.testing.assert_close(p.detach(), x / 100)
+
+
+@dataclass
+class Doubled(proxmo.L1):
+    """ℓ1 of twice the strength by a new prox, without a new kernel."""
+
+    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+        return proxmo.L1(2 * self.strength)._prox(x, step, out)
+
+
+@dataclass
+class Wider(proxmo.Box):
+    """A box that is twice as wide, without a new kernel."""
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        return x.clamp(2 * self.low, 2 * self.high)
+
+
+@pytest.mark.parametrize("penalty", [Doubled(0.5), Wider(-0.5, 0.5)], ids=str)
+def test_subclass_with_a_new_prox_does_not_inherit_the_kernel(penalty: proxmo.Penalty) -> None:
+    x = torch.tensor([3.0, -0.7])
+    assert torch.equal(penalty.prox(x, 1.0, fused=True), penalty.prox(x, 1.0))

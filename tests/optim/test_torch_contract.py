@@ -134,7 +134,10 @@ class NoReading(TorchDispatchMode):
 @pytest.mark.parametrize(
     "penalty", [None, proxmo.L1(0.1), proxmo.GroupL2(0.1), proxmo.MCP(0.1, 3.0), proxmo.L2Ball(1.0)]
 )
-def test_tensor_lr_is_not_read_once_averages_have_begun(penalty: proxmo.Penalty | None) -> None:
+def test_tensor_lr_is_not_read_once_averages_have_begun(
+    penalty: proxmo.Penalty | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxmo.penalties.groups.is_eager_cpu", lambda x: False)  # as on a device
     x, y = Parameter(torch.ones(3, 2)), Parameter(torch.ones(3, 2))
     tensor = proxmo.ProxSGD([x], lr=torch.tensor(0.1), penalty=penalty)
     number = proxmo.ProxSGD([y], lr=0.1, penalty=penalty)

@@ -26,7 +26,7 @@ class Case:
     make: Callable[[float], Penalty]
     """The penalty for entries of the given scale: prox of make(c) at c·x is c times that of make(1) at x."""
     value: Callable[[Any, Any], float]
-    prox: Callable[[Any, Any, float], Any]
+    prox: Callable[[Any, Any, Any], Any]
     axes: int = 0
     """How many axes a tensor must have."""
 
@@ -92,7 +92,7 @@ ROWS: list[tuple[Callable[[float], Penalty], Any, Any, int]] = [
         (
             lambda c, dim=dim: proxmo.GroupLInf(0.9 * c, dim=dim),
             ref.group_total(lambda p, g: p.strength * np.abs(g).max()),
-            ref.by_group(lambda p, g, t: g - ref.l1_ball(g, t * p.strength)),
+            ref.by_group(lambda p, g, t: ref.cut(g, t, p.strength)),
             axes,
         )
         for dim, axes in [(0, 1), (1, 2), ((2, 0), 3)]
@@ -135,7 +135,7 @@ ROWS: list[tuple[Callable[[float], Penalty], Any, Any, int]] = [
         (
             lambda c, dim=dim: proxmo.L1Ball(1.5 * c, dim=dim),
             ref.indicator,
-            ref.by_group(lambda p, g, t: ref.l1_ball(g, p.radius)),
+            ref.by_group(lambda p, g, t: ref.l1_ball(g, p.radius, t)),
             axes,
         )
         for dim, axes in [(None, 0), (0, 1), ((1, 2), 3)]
@@ -144,7 +144,7 @@ ROWS: list[tuple[Callable[[float], Penalty], Any, Any, int]] = [
         (
             lambda c, dim=dim: proxmo.L2Ball(0.9 * c, dim=dim),
             ref.indicator,
-            ref.by_group(lambda p, g, t: g - ref.shrink(g, p.radius)),
+            ref.by_group(lambda p, g, t: ref.l2_ball(g, p.radius, t)),
             axes,
         )
         for dim, axes in [(None, 0), (1, 2)]
@@ -159,7 +159,7 @@ ROWS: list[tuple[Callable[[float], Penalty], Any, Any, int]] = [
         (
             lambda c, dim=dim: proxmo.Simplex(1.2 * c, dim=dim),
             ref.indicator,
-            ref.by_group(lambda p, g, t: ref.simplex(g, p.radius)),
+            ref.by_group(lambda p, g, t: ref.simplex(g, p.radius, t)),
             axes,
         )
         for dim, axes in [(None, 0), (0, 1)]
@@ -168,7 +168,7 @@ ROWS: list[tuple[Callable[[float], Penalty], Any, Any, int]] = [
         (
             lambda c, dim=dim: proxmo.TopK(2, dim=dim),
             ref.indicator,
-            ref.by_group(lambda p, g, t: ref.top_k(g, p.k)),
+            ref.by_group(lambda p, g, t: ref.top_k(g, p.k, t)),
             axes,
         )
         for dim, axes in [(None, 0), (0, 1)]
@@ -188,14 +188,19 @@ def noise(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int 
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def objective(case: Case, penalty: Penalty, u: Tensor, x: Tensor, step: float) -> float:
-    """ψ(u) + ‖u − x‖²/(2·step) in float64, with the reference value of ψ; u must be feasible."""
+def as_reference_step(step: float | Tensor) -> Any:
+    """A number, or an array of float64 with a step for every element."""
+    return step.double().numpy() if isinstance(step, Tensor) else step
+
+
+def objective(case: Case, penalty: Penalty, u: Tensor, x: Tensor, step: float | Tensor) -> float:
+    """ψ(u) + Σ (u − x)²/(2·step) in float64, with the reference value of ψ; u must be feasible."""
     u64, x64 = u.double().numpy(), x.double().numpy()
-    return case.value(penalty, u64) + float(((u64 - x64) ** 2).sum()) / (2 * step)
+    return case.value(penalty, u64) + float(((u64 - x64) ** 2 / (2 * as_reference_step(step))).sum())
 
 
-def reference(case: Case, penalty: Penalty, x: Tensor, step: float) -> Tensor:
-    return torch.from_numpy(np.asarray(case.prox(penalty, x.double().numpy(), step)))
+def reference(case: Case, penalty: Penalty, x: Tensor, step: float | Tensor) -> Tensor:
+    return torch.from_numpy(np.asarray(case.prox(penalty, x.double().numpy(), as_reference_step(step))))
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -204,7 +209,7 @@ def tolerance(dtype: torch.dtype) -> float:
     return promised.get(dtype) or torch.finfo(dtype).eps
 
 
-def assert_is_prox(case: Case, penalty: Penalty, result: Tensor, x: Tensor, step: float) -> None:
+def assert_is_prox(case: Case, penalty: Penalty, result: Tensor, x: Tensor, step: float | Tensor) -> None:
     """The reference to the promised digits; where ψ is not convex and the prox may jump, another point as good."""
     expected = reference(case, penalty, x, step)
     allowed = tolerance(x.dtype) * float(torch.maximum(x.double().abs(), expected.abs()).max())
@@ -212,16 +217,17 @@ def assert_is_prox(case: Case, penalty: Penalty, result: Tensor, x: Tensor, step
         torch.testing.assert_close(result.double(), expected, rtol=0, atol=allowed)
         return
     if penalty.separable:
-        pairs = [
-            (p.reshape(1), e.reshape(1), v.reshape(1))
-            for p, e, v in zip(result.flatten(), expected.flatten(), x.flatten(), strict=True)
+        steps = torch.as_tensor(step, dtype=torch.float64).expand(x.shape).flatten()
+        parts = [
+            (p.reshape(1), e.reshape(1), v.reshape(1), s.reshape(1))
+            for p, e, v, s in zip(result.flatten(), expected.flatten(), x.flatten(), steps, strict=True)
         ]
     else:
-        pairs = [(result, expected, x)]
+        parts = [(result, expected, x, torch.as_tensor(step))]
         assert penalty.value(result) == 0
-    for found, wanted, point in pairs:
+    for found, wanted, point, own in parts:
         if (found.double() - wanted).abs().max() > allowed:
-            reached = objective(case, penalty, found, point, step)
-            possible = objective(case, penalty, wanted, point, step)
-            scale = float(point.double().square().sum()) / step
+            reached = objective(case, penalty, found, point, own)
+            possible = objective(case, penalty, wanted, point, own)
+            scale = float((point.double().square() / own.double()).sum())
             assert reached <= possible + 4 * tolerance(x.dtype) * (possible + scale)

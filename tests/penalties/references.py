@@ -1,7 +1,8 @@
 """Slow and plain float64 versions of every value and prox, written in numpy and scipy and without proxmo.
 
 Elementwise: all stationary points of the subproblem are listed, each in the piece where it holds, and the best is
-taken. Groups: a Python loop over groups. Thresholds: scipy's root finder. TopK: all subsets.
+taken. Groups: a Python loop over groups. Thresholds: scipy's root finder. TopK: all subsets. A step is a number or an
+array that broadcasts to x, with a step for every element.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 Array = NDArray[np.float64]
+Step = float | Array
 EDGE = 1e-14  # how far rounding may push a stationary point out of its piece
 
 
@@ -26,8 +28,8 @@ def best(objective: Callable[[float], float], candidates: list[float]) -> float:
 def elementwise(value: Callable[..., float], points: Callable[..., Iterator[tuple[float, float, float]]]) -> Any:
     """A prox from the scalar value and stationary points (u, low, high) for x ≥ 0, each valid for low ≤ u ≤ high."""
 
-    def prox(penalty: Any, x: Array, step: float) -> Array:
-        def scalar(entry: float) -> float:
+    def prox(penalty: Any, x: Array, steps: Step) -> Array:
+        def scalar(entry: float, step: float) -> float:
             y = abs(entry)
             valid = [
                 u
@@ -37,7 +39,8 @@ def elementwise(value: Callable[..., float], points: Callable[..., Iterator[tupl
             u = best(lambda u: value(penalty, u) + (u - y) ** 2 / (2 * step), [0.0, *valid])
             return math.copysign(u, entry)
 
-        return np.array([scalar(entry) for entry in x.ravel()], dtype=np.float64).reshape(x.shape)
+        pairs = zip(x.ravel(), np.broadcast_to(steps, x.shape).ravel(), strict=True)
+        return np.array([scalar(float(entry), float(step)) for entry, step in pairs], dtype=np.float64).reshape(x.shape)
 
     return prox
 
@@ -135,12 +138,13 @@ def groups(x: Array, dim: int | tuple[int, ...] | None) -> Iterator[Any]:
     yield from itertools.product(*(range(x.shape[i]) if i in axes else [slice(None)] for i in range(x.ndim)))
 
 
-def by_group(project: Callable[[Any, Array, float], Array]) -> Any:
-    def prox(penalty: Any, x: Array, step: float) -> Array:
-        result = x.copy()
+def by_group(project: Callable[[Any, Array, Step], Array]) -> Any:
+    def prox(penalty: Any, x: Array, step: Step) -> Array:
+        result, steps = x.copy(), np.broadcast_to(step, x.shape)
         for index in groups(x, penalty.dim):
-            group = np.atleast_1d(x[index])
-            result[index] = project(penalty, group.ravel(), step).reshape(np.shape(x[index]))
+            group = np.atleast_1d(x[index]).ravel()
+            own = step if np.ndim(step) == 0 else np.atleast_1d(steps[index]).ravel()
+            result[index] = project(penalty, group, own).reshape(np.shape(x[index]))
         return result
 
     return prox
@@ -152,33 +156,72 @@ def group_total(value: Callable[[Any, Array], float]) -> Any:
     )
 
 
-def shrink(x: Array, t: float) -> Array:
+def root(function: Callable[[float], float], low: float, high: float) -> float:
+    """The root of a decreasing function between two bounds, which rounding may put on one side of it."""
+    if function(low) <= 0 or function(high) >= 0:
+        return low if function(low) <= 0 else high
+    return float(brentq(function, low, high, xtol=1e-300, rtol=1e-15, maxiter=1000))
+
+
+def shrink(x: Array, t: Step) -> Array:
     norm = math.hypot(*x)
-    return x * (1 - t / norm) if norm > t else 0 * x
+    if np.ndim(t) == 0:
+        return x * (1 - t / norm) if norm > t else 0 * x
+    if math.hypot(*(x / t)) <= 1:
+        return 0 * x
+    rho = root(lambda rho: math.hypot(*(x / (rho + t))) - 1, 0.0, norm)
+    return x * (rho / (rho + t))
 
 
-def soft(x: Array, t: float) -> Array:
+def soft(x: Array, t: Step) -> Array:
     return np.sign(x) * np.maximum(np.abs(x) - t, 0)
 
 
-def simplex(y: Array, radius: float) -> Array:
+def cut(x: Array, step: Step, strength: float) -> Array:
+    """The prox of strength·max|x|."""
+    if np.ndim(step) == 0:
+        return x - l1_ball(x, step * strength)
+    y = np.abs(x)
+    if math.fsum(y / step) <= strength:
+        return 0 * x
+    level = root(lambda tau: math.fsum(np.maximum(y - tau, 0) / step) - strength, 0.0, y.max())
+    return np.sign(x) * np.minimum(y, level)
+
+
+def simplex(y: Array, radius: float, step: Step = 1.0) -> Array:
     top = y.max()
     if radius == 0:
         return 0 * y
+    if np.ndim(step):
+        low, high = ((y - radius) / step).max(), (y / step).max()
+        theta = root(lambda theta: math.fsum(np.maximum(y - theta * step, 0)) - radius, low, high)
+        active = y > theta * step
+        return np.maximum(y - (math.fsum(y[active]) - radius) / math.fsum(step[active]) * step, 0)
     level = brentq(lambda t: math.fsum(np.maximum(y - t, 0)) - radius, top - 2 * radius, top, xtol=1e-300, rtol=1e-15)
     active = y > level
     level = (math.fsum(y[active]) - radius) / active.sum()
     return np.maximum(y - level, 0)
 
 
-def l1_ball(x: Array, radius: float) -> Array:
-    return x if math.fsum(np.abs(x)) <= radius else np.sign(x) * simplex(np.abs(x), radius)
+def l1_ball(x: Array, radius: float, step: Step = 1.0) -> Array:
+    return x if math.fsum(np.abs(x)) <= radius else np.sign(x) * simplex(np.abs(x), radius, step)
 
 
-def top_k(x: Array, k: int) -> Array:
+def l2_ball(x: Array, radius: float, step: Step) -> Array:
+    norm = math.hypot(*x)
+    if np.ndim(step) == 0:
+        return x - shrink(x, radius)
+    if norm <= radius:
+        return x
+    high = (norm / radius - 1) / step.min()
+    theta = root(lambda theta: math.hypot(*(x / (1 + theta * step))) - radius, 0.0, high)
+    return x / (1 + theta * step)
+
+
+def top_k(x: Array, k: int, step: Step = 1.0) -> Array:
     """The best of all supports."""
-    k = min(k, x.size)
-    support = min(itertools.combinations(range(x.size), k), key=lambda kept: math.fsum(np.delete(x, kept) ** 2))
+    k, cost = min(k, x.size), x**2 / step
+    support = min(itertools.combinations(range(x.size), k), key=lambda kept: math.fsum(np.delete(cost, kept)))
     result = np.zeros_like(x)
     result[list(support)] = x[list(support)]
     return result

@@ -92,7 +92,9 @@ def test_numbers_become_plain() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(
-    "step", [-1.0, math.nan, math.inf, torch.tensor(-1.0), torch.tensor(math.nan), torch.ones(2)], ids=str
+    "step",
+    [-1.0, math.nan, math.inf, torch.tensor(-1.0), torch.tensor(math.nan), torch.ones(3), -torch.ones(2)],
+    ids=str,
 )
 def test_bad_steps(case: Case, step: float) -> None:
     x = torch.ones(2, 2, 2)

@@ -1,26 +1,72 @@
-"""Loops in one pass over memory, compiled by numba (`pip install 'proxmo[fast]'`).
+"""Fused steps and proxes: one pass over memory, in loops that numba compiles (`pip install 'proxmo[fast]'`).
 
-`step` has the step of `ProxSGD(fused=True)` and the prox alone, `elementwise` the prox of an element and `rows` that of
-a group for every penalty that has one, `compiled` what they share. All of it gives what the plain path gives, up to
-rounding; what it cannot take is left to the plain path. numba is imported when something fused is first asked for.
+A penalty says how its prox is fused by a `Kernel`; `step` runs it, alone or with the averaging and the gradient step of
+`ProxSGD(fused=True)`, and `tasks` shares the work among threads. Results equal those of the eager path up to rounding;
+whatever a loop cannot take is left to the eager path. numba is imported on first use.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import warnings
-from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-LOADED_BY = os.getpid()  # a forked child has none of the threads of its parent, and OpenMP would wait for them
+from proxmo.kernels.moves import Moves, takes, which_fit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# A forked child has none of its parent's threads, and OpenMP would wait for them.
+IMPORTING_PROCESS = os.getpid()
+
+__all__ = ["IMPORTING_PROCESS", "Kernel", "Moves", "advance", "available", "prox", "takes", "which_fit"]
+
+
+class Kernel(NamedTuple):
+    """A compiled prox.
+
+    >>> import torch
+    >>> from numba import njit
+    >>> @njit(inline="always")
+    ... def scale(x, c):
+    ...     return x * c[0]
+    >>> x = torch.tensor([2.0, 4.0])
+    >>> prox(x, Kernel(scale, (0.5,)), out=x)
+    >>> x
+    tensor([1., 2.])
+    """
+
+    function: Any
+    """Compiled by numba. Per element: (x, c) ↦ prox. Per row or tensor: (target, source, c, peaks) writes the prox of
+    ``source``, one-dimensional, to ``target``, which may be the same; ``peaks`` is scratch memory."""
+    constants: tuple[float, ...]
+    """c: up to six numbers, as they follow from the fields of a penalty and the step."""
+    per: Literal["element", "row", "tensor"] = "element"
+    """What the function takes: an element, a row along the first axis, or a whole tensor."""
 
 
 @functools.cache
-def loops() -> ModuleType | None:
-    """`proxmo.kernels.step`, or ``None``, with one warning, where numba is not installed."""
+def available() -> bool:
+    """Whether numba is installed; warns once if it is not."""
     try:
-        from proxmo.kernels import step
+        importlib.import_module("proxmo.kernels.step")
     except ImportError:
-        warnings.warn("fused=True needs numba (pip install 'proxmo[fast]'): it is done the plain way", stacklevel=3)
-        return None
-    return step
+        warnings.warn("fused=True needs numba (pip install 'proxmo[fast]'): using the eager path", stacklevel=3)
+        return False
+    return True
+
+
+def prox(x: Tensor, kernel: Kernel, out: Tensor) -> None:
+    """Write the prox of ``x`` to ``out``, which has the same strides and may be ``x``."""
+    from proxmo.kernels import step
+
+    step.prox(x, kernel, out)
+
+
+def advance(moves: Moves, lr: float, weight: float, kernel: Kernel | None) -> None:
+    """Average gradients into directions, move parameters along these, and apply the prox, in one pass."""
+    from proxmo.kernels import step
+
+    step.advance(moves, lr, weight, kernel)

@@ -1,4 +1,4 @@
-"""What a step is made of, and which tensors compiled loops can take."""
+"""The tensors of a step, and which of them compiled loops can take."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the n
 class Moves(NamedTuple):
     """Parameters, the directions to move them in, and the gradients to average into these first, or ``None``.
 
-    Lists of tensors, not a list of moves: every step asks much of all of them, which is soon done list by list.
+    A struct of lists, so that checks run once per list.
     """
 
     params: list[Tensor]
     directions: list[Tensor]
     gradients: list[Tensor | None]
 
-    def chosen(self, which: Iterable[bool]) -> Moves:
-        """Those for which it is true."""
-        which = list(which)
+    def chosen(self, mask: Iterable[bool]) -> Moves:
+        """Return the moves that the mask selects."""
+        mask = list(mask)
         return Moves(
-            list(compress(self.params, which)),
-            list(compress(self.directions, which)),
-            list(compress(self.gradients, which)),
+            list(compress(self.params, mask)),
+            list(compress(self.directions, mask)),
+            list(compress(self.gradients, mask)),
         )
 
 
 def which_fit(moves: Moves) -> list[bool]:
-    """For each whether compiled loops can take it."""
+    """Return for each move whether compiled loops can take it."""
+    if all_fit(moves):
+        return [True] * len(moves.params)
     return [all_fit(Moves([param], [direction], [gradient])) for param, direction, gradient in zip(*moves, strict=True)]
 
 
 def all_fit(moves: Moves) -> bool:
-    """Whether compiled loops can take all of them: ordinary dense tensors of full precision, alike in memory.
+    """Whether compiled loops can take all moves: dense CPU tensors of float32 or float64 with matching strides.
 
-    It is asked in every step, so it is asked of all at once.
+    Runs every step, so each question is asked of whole lists.
     """
     params, directions, gradients = moves
     tensors = [*params, *directions, *[gradient for gradient in gradients if gradient is not None]]
@@ -56,21 +58,21 @@ def all_fit(moves: Moves) -> bool:
         and all(sizes)
         and sizes == list(map(Tensor.numel, directions))
         and sizes == [n if gradient is None else gradient.numel() for gradient, n in zip(gradients, sizes, strict=True)]
-        and (all(map(Tensor.is_contiguous, tensors)) or all(map(_have_rows, *moves)))
+        and (all(map(Tensor.is_contiguous, tensors)) or all(map(_have_same_rows, *moves)))
     )
 
 
-def fits(x: Tensor) -> bool:
-    """Whether compiled loops can take an ordinary tensor on a CPU, and another like it."""
+def takes(x: Tensor) -> bool:
+    """Whether compiled loops can run on ``x``, an eager CPU tensor, and another with the same strides."""
     return x.dtype in _DTYPES and x.numel() > 0 and not x.is_neg() and _has_rows(x)
 
 
-def _have_rows(x: Tensor, direction: Tensor, gradient: Tensor | None) -> bool:
-    """Whether elements lie in the same order, in whichever the rows along the first axis follow one another."""
+def _have_same_rows(x: Tensor, direction: Tensor, gradient: Tensor | None) -> bool:
     others = [t for t in (direction, gradient) if t is not None]
     return _has_rows(x) and all(t.shape == x.shape and t.stride() == x.stride() for t in others)
 
 
 def _has_rows(x: Tensor) -> bool:
+    """Whether the rows along the first axis follow one another in memory without gaps."""
     order = _CHANNELS_LAST.get(x.dim())
     return x.is_contiguous() or (order is not None and x.is_contiguous(memory_format=order))

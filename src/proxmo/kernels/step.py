@@ -1,6 +1,6 @@
-"""The step of `ProxSGD` in one pass over memory: average, gradient step and prox, while the elements are at hand.
+"""The loops behind fused steps and proxes.
 
-A group penalty has its rows moved and shrunk one after the other, so that a row is read from memory once.
+A kernel per row moves and shrinks the rows one after the other, so that each is read from memory once.
 """
 
 from __future__ import annotations
@@ -15,89 +15,59 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from proxmo.kernels.compiled import Loop, run, view
-from proxmo.kernels.elementwise import ELEMENTWISE, Elementwise, inlined, keep, write
-from proxmo.kernels.moves import Moves, fits
-from proxmo.kernels.rows import BLOCK, ROWS, Rows
-from proxmo.penalties.axes import indexing_axes
-from proxmo.penalties.base import Penalty
-from proxmo.penalties.thresholds import fit
+from proxmo.kernels import Kernel
+from proxmo.kernels.moves import Moves
+from proxmo.kernels.tasks import BLOCK, Loop, inlined, keep, run, view, write
+
+_NO_PROX = Kernel(keep, ())
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 
 
-def has_kernel(penalty: Penalty | None) -> bool:
-    """Whether there is a loop with the prox of this penalty for tensors of every shape that it fits."""
-    kind = None if penalty is None else type(penalty)
-    return kind in ELEMENTWISE or (kind in ROWS and penalty.dim in (None, (), 0, (0,)))  # type: ignore[union-attr]
+def advance(moves: Moves, lr: float, weight: float, kernel: Kernel | None) -> None:
+    """Set param ← prox(param − lr·direction) after direction ← direction + weight·(gradient − direction).
 
-
-def has_kernel_for(penalty: Penalty | None, x: Tensor) -> bool:
-    """Whether there is one for a tensor of this shape."""
-    if has_kernel(penalty):
-        return True
-    return type(penalty) in ROWS and indexing_axes(x, penalty.dim) == (0,)  # type: ignore[union-attr]
-
-
-def takes(penalty: Penalty, x: Tensor) -> bool:
-    """Whether `prox` can be asked for this tensor and ones like it."""
-    return has_kernel_for(penalty, x) and fits(x)
-
-
-def advance(moves: Moves, lr: float, weight: float, penalty: Penalty | None) -> None:
-    """param ← prox(param − lr·direction), where direction ← direction + weight·(gradient − direction) comes first.
-
-    ``lr`` may be negative, to go up. All moves must fit, and the penalty have a kernel for them.
+    ``lr`` may be negative, to maximise. All moves must fit.
     """
+    kernel = kernel or _NO_PROX
     dtypes = set(map(attrgetter("dtype"), moves.params))
     for dtype in dtypes:
         alike = moves if len(dtypes) == 1 else moves.chosen(p.dtype == dtype for p in moves.params)
         params, directions, gradients = alike
         addresses = [*map(Tensor.data_ptr, params), *map(Tensor.data_ptr, directions)]
         addresses += [0 if gradient is None else gradient.data_ptr() for gradient in gradients]
-        numbers, elements = _numbers(dtype, lr, weight, penalty, abs(lr)), list(map(Tensor.numel, params))
-        run(_loop(penalty), dtype, addresses, _rows(penalty, params, elements), elements, numbers)
+        _run(kernel, params, dtype, addresses, lr, weight)
         averages = [average for average, gradient in zip(directions, gradients, strict=True) if gradient is not None]
         torch.autograd.graph.increment_version(params + averages)
 
 
-def prox(x: Tensor, step: float, penalty: Penalty, out: Tensor) -> None:
-    """out ← prox(x), for tensors that are alike in memory; ``out`` may be ``x``."""
-    addresses, numbers = [out.data_ptr(), 0, x.data_ptr()], _numbers(x.dtype, 0.0, 0.0, penalty, step)
-    run(_loop(penalty), x.dtype, addresses, _rows(penalty, [x], [x.numel()]), [x.numel()], numbers)
+def prox(x: Tensor, kernel: Kernel, out: Tensor) -> None:
+    """Write the prox of ``x`` to ``out``, which has the same strides and may be ``x``."""
+    _run(kernel, [x], x.dtype, [out.data_ptr(), 0, x.data_ptr()], 0.0, 0.0)
     torch.autograd.graph.increment_version(out)
 
 
-def _kernel(penalty: Penalty | None) -> Elementwise | Rows:
-    kind = None if penalty is None else type(penalty)
-    return ELEMENTWISE[kind] if kind is None or kind in ELEMENTWISE else ROWS[kind]
+def _run(
+    kernel: Kernel, params: list[Tensor], dtype: torch.dtype, addresses: list[int], lr: float, weight: float
+) -> None:
+    elements = list(map(Tensor.numel, params))
+    if kernel.per == "element":
+        loop, rows = _element_loop(kernel.function), elements
+    else:
+        loop, rows = _row_loop(kernel.function), [1 if kernel.per == "tensor" else p.shape[0] for p in params]
+    run(loop, dtype, addresses, rows, elements, [lr, weight, *[_fit(c, dtype) for c in kernel.constants]])
 
 
-def _rows(penalty: Penalty | None, params: list[Tensor], elements: list[int]) -> list[int]:
-    """Of how many rows each consists: groups of the penalty, or single elements."""
-    if isinstance(_kernel(penalty), Elementwise):
-        return elements
-    one_row = penalty.dim in (None, ())  # type: ignore[union-attr]
-    return [1 if one_row else p.shape[0] for p in params]
-
-
-def _loop(penalty: Penalty | None) -> Loop:
-    kernel = _kernel(penalty)
-    return _elementwise_loop(kernel.prox) if isinstance(kernel, Elementwise) else _row_loop(kernel.prox)
-
-
-def _numbers(dtype: torch.dtype, lr: float, weight: float, penalty: Penalty | None, step: float) -> list[float]:
-    """lr, weight and the constants of the prox."""
-    return [lr, weight, *[_within(c, dtype) for c in _kernel(penalty).constants(penalty, step)]]
-
-
-def _within(value: float, dtype: torch.dtype) -> float:
-    return value if math.isinf(value) else fit(value, dtype)
+def _fit(constant: float, dtype: torch.dtype) -> float:
+    """Clamp a finite constant to the finite range of ``dtype``."""
+    limit = _LARGEST[dtype]
+    return constant if abs(constant) <= limit or math.isinf(constant) else math.copysign(limit, constant)
 
 
 @njit(error_model="numpy")
 def _move(x: Any, m: Any, g: Any, lr: Any, weight: Any, prox: Any, constants: Any) -> None:
-    """Move elements along their average, which takes in the gradient first if that has a weight.
+    """Average the gradient into the direction if it has a weight, then move along it and apply the prox.
 
-    A weight or lr of zero is not left to the first formula, in which it makes NaN of infinite numbers.
+    A weight or lr of zero has a branch of its own: in the formula it would make NaN of infinite numbers.
     """
     if weight != 0:
         for i in range(len(x)):
@@ -112,11 +82,11 @@ def _move(x: Any, m: Any, g: Any, lr: Any, weight: Any, prox: Any, constants: An
             x[i] = prox(x[i], constants)
 
 
-# Without directions, at address 0, a prox alone is asked for, of what is in the place of gradients.
+# Directions at address 0 ask for the prox alone, of the tensor in the place of the gradients.
 
 
 @functools.cache
-def _elementwise_loop(prox: Any) -> Loop:
+def _element_loop(prox: Any) -> Loop:
     @inlined
     def loop(x_at: int, m_at: int, g_at: int, rows: int, width: int, lr: Any, weight: Any, constants: Any) -> None:
         length = rows * width

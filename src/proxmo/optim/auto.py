@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo.optim.base import Group
 from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of, refuse_nonfinite
 from proxmo.optim.evaluation import Closure, Sample
+from proxmo.optim.options import Group
 from proxmo.penalties.base import Penalty
 from proxmo.secants import distance, mean_product, probe_length, square
 

@@ -1,34 +1,34 @@
 """The step that all methods share: x ← prox_{lr·ψ}(x − lr·direction).
 
-A method is a subclass that says what the direction is; parameter groups, penalties, checkpoints, schedulers and
-precision are handled here, once. Everything is an ordinary `torch.optim.Optimizer`, so whatever works with those works
-with these.
+A method is a subclass that says what the direction is. Everything else is here, once: `ProxOptimizer.step` checks the
+options, decides about gradients with NaN or inf, and hands each parameter group to `proximal_step`, which moves the
+parameters and applies the prox. All methods are ordinary `torch.optim.Optimizer`s.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from proxmo import checks, shards
-from proxmo.optim.plain import as_plain, from_plain
-from proxmo.optim.units import as_units, joined, seen_by_penalty, write_back
-from proxmo.penalties.base import Grouped, Penalty, widened
+from proxmo.eager import is_eager_cpu
+from proxmo.optim.checkpoints import check_loaded_state, from_plain, to_plain_data
+from proxmo.optim.options import Group, Options, check_fit, check_keys, check_shared_options, is_flattened, is_frozen
+from proxmo.optim.units import Units, as_units, joined, seen_by_penalty, units_of, write_back
+from proxmo.penalties.axes import Step
+from proxmo.penalties.base import Penalty, widen
 
-Group: TypeAlias = dict[str, Any]
-Nonfinite = Literal["propagate", "raise", "skip"]
-NONFINITE = get_args(Nonfinite)
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Sparsity(NamedTuple):
@@ -48,7 +48,7 @@ class Certificate(NamedTuple):
     direction: Tensor
     """The estimate of ∇f(x) that the step used."""
     version: int
-    """Which writing to the parameter left it at x⁺."""
+    """The version counter of the parameter at x⁺."""
 
 
 class ProxOptimizer(Optimizer):
@@ -58,9 +58,12 @@ class ProxOptimizer(Optimizer):
 
     Args:
         params: parameters, named parameters or parameter groups, as for every torch optimizer.
-        defaults: default options of a parameter group; ``lr``, ``penalty``, ``maximize`` and ``foreach`` among them. A
-            group may also have ``units``, from `unit_groups`: groups of the penalty that span several parameters.
-            ``nonfinite`` says what to do with gradients that have NaN or inf; by default nothing, as in torch.
+        defaults: default options of a parameter group, ``lr`` and ``penalty`` among them. A group may also have
+            ``units``, from `unit_groups`: groups of the penalty that span several parameters.
+        maximize: maximise f(x) − ψ(x) instead.
+        foreach: hand lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
+        nonfinite: what to do if a gradient has NaN or inf. ``"propagate"`` takes the step, as torch does; ``"raise"``
+            raises a ``FloatingPointError``, ``"skip"`` does nothing; both before anything is changed.
 
     >>> import torch, proxmo
     >>> isinstance(proxmo.ProxSGD([torch.zeros(2)]), proxmo.ProxOptimizer)
@@ -72,40 +75,16 @@ class ProxOptimizer(Optimizer):
     certify: bool = False
     """Whether ``step`` keeps its `Certificate` for each parameter, two more copies of them. Not part of the state."""
 
-    def __init__(self, params: ParamsT, defaults: Group) -> None:
-        super().__init__(params, {"units": None, "nonfinite": "propagate", **defaults})
+    def __init__(self, params: ParamsT, defaults: Group, **options: Unpack[Options]) -> None:
+        if unknown := options.keys() - Options.__annotations__.keys():
+            raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {sorted(unknown)[0]!r}")
+        shared = {"units": None, "maximize": False, "foreach": None, "nonfinite": "propagate"}
+        super().__init__(params, {**shared, **defaults, **options})
         self._certificates: dict[Tensor, Certificate] = {}
-
-    def certificate_or_none(self, param: Tensor) -> Certificate | None:
-        """`certificate`, or ``None`` where there is none that holds."""
-        certificate = self._certificates.get(param)
-        return certificate if certificate is not None and certificate.version == param._version else None
-
-    def certificate(self, param: Tensor) -> Certificate:
-        """What the last step made sure of for this parameter; set ``certify = True`` before it.
-
-        >>> import torch, proxmo
-        >>> x = torch.tensor([2.0, 0.1], requires_grad=True)
-        >>> optimizer = proxmo.ProxSGD([x], lr=0.5, penalty=proxmo.L1(1.0))
-        >>> optimizer.certify = True
-        >>> x.grad = torch.zeros(2)
-        >>> optimizer.step()
-        >>> optimizer.certificate(x).subgradient
-        tensor([1.0000, 0.2000])
-        """
-        if param not in self._certificates:
-            raise RuntimeError("no step has left a certificate for this parameter; set certify = True before the step")
-        certificate = self._certificates[param]
-        if certificate.version != param._version:
-            raise RuntimeError(
-                "the parameter was written to after its last step, whose certificate no longer holds; gradient_mapping "
-                "needs none"
-            )
-        return certificate
 
     @abstractmethod
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
-        """The direction for each of ``params``, which all have a gradient; not to be changed by the caller."""
+        """Return the direction for each of ``params``, which all have a gradient; the caller must not change them."""
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -130,8 +109,20 @@ class ProxOptimizer(Optimizer):
             self._take_step()
         return loss
 
+    def _take_step(self) -> None:
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._step_group(group, params)
+
+    def _step_group(self, group: Group, params: list[Tensor]) -> None:
+        proximal_step(group, params, self._directions(group, params), self._certificates_to_keep(group))
+
+    def _certificates_to_keep(self, group: Group) -> dict[Tensor, Certificate] | None:
+        return self._certificates if self.certify and not is_zero(group["lr"]) else None
+
     def _admits_gradients(self, *others: Mapping[Tensor, Tensor | None]) -> bool:
-        """Whether to take a step with these gradients, those of the parameters and others; may raise instead."""
+        """Whether to take a step with the gradients of the parameters and with others; may raise instead."""
         if all(group["nonfinite"] == "propagate" for group in self.param_groups):
             return True
         verdict, seen = 0, []
@@ -142,41 +133,61 @@ class ProxOptimizer(Optimizer):
                 seen += gradients
                 if not _all_finite(gradients):
                     verdict = max(verdict, 1 if group["nonfinite"] == "skip" else 2)
-        verdict = shards.highest(verdict, seen)  # one for all processes, some of which may have seen nothing bad
+        verdict = shards.highest(verdict, seen)  # the same on all ranks, some of which may have seen nothing bad
         if verdict == 2:
             raise FloatingPointError("a gradient is not finite; parameters and state are as they were")
         return verdict == 0
 
-    def _take_step(self) -> None:
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                proves = self.certify and not is_zero(group["lr"])
-                self._step_group(group, params, self._certificates if proves else None)
+    def certificate_or_none(self, param: Tensor) -> Certificate | None:
+        """Return `certificate`, or ``None`` where there is none that holds."""
+        certificate = self._certificates.get(param)
+        return certificate if certificate is not None and certificate.version == param._version else None
 
-    def _step_group(self, group: Group, params: list[Tensor], certificates: dict[Tensor, Certificate] | None) -> None:
-        proximal_step(params, self._directions(group, params), group, certificates)
+    def certificate(self, param: Tensor) -> Certificate:
+        """Return what the last step proves for this parameter; set ``certify = True`` before it.
+
+        >>> import torch, proxmo
+        >>> x = torch.tensor([2.0, 0.1], requires_grad=True)
+        >>> optimizer = proxmo.ProxSGD([x], lr=0.5, penalty=proxmo.L1(1.0))
+        >>> optimizer.certify = True
+        >>> x.grad = torch.zeros(2)
+        >>> optimizer.step()
+        >>> optimizer.certificate(x).subgradient
+        tensor([1.0000, 0.2000])
+        """
+        if param not in self._certificates:
+            raise RuntimeError("no step has left a certificate for this parameter; set certify = True before the step")
+        certificate = self._certificates[param]
+        if certificate.version != param._version:
+            raise RuntimeError(
+                "the parameter was written to after its last step, whose certificate no longer holds; gradient_mapping "
+                "needs none"
+            )
+        return certificate
 
     @torch.no_grad()
     def penalty_value(self) -> Tensor:
-        """ψ at the current point, the sum over all parameters, as a 0-d tensor; +inf outside a constraint.
+        """Return ψ at the current point, summed over all trained parameters; +inf outside a constraint.
 
-        Where parameters are divided among processes all of them must call it; they get the same number.
+        With sharded parameters all ranks must call it; they get the same number.
 
         >>> import torch, proxmo
         >>> proxmo.ProxSGD([torch.tensor([1.0, -2.0])], penalty=proxmo.L1(0.5)).penalty_value()
         tensor(1.5000)
         """
-        penalised = [group for group in self.param_groups if group["penalty"] is not None]
-        seen = [(group["penalty"], x) for group in penalised for x in seen_by_penalty(group["units"], group["params"])]
-        values = [penalty.value(x) for penalty, x in seen]
+        values = [
+            group["penalty"].value(x)
+            for group in self.param_groups
+            if group["penalty"] is not None
+            for x in seen_by_penalty(*_trained(group))
+        ]
         return sum((value.to(values[0].device) for value in values[1:]), values[0]) if values else torch.zeros(())
 
     @torch.no_grad()
     def sparsity(self) -> list[Sparsity]:
-        """For each parameter group the share of exact zeros, and of groups of its penalty that are entirely zero.
+        """Return for each parameter group the share of exact zeros, and of groups that are entirely zero.
 
-        Where parameters are divided among processes all of them must call it; they get the same numbers.
+        Frozen parameters do not count. With sharded parameters all ranks must call it; they get the same numbers.
 
         >>> import torch, proxmo
         >>> weight = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
@@ -190,8 +201,8 @@ class ProxOptimizer(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            self._check_keys(group)
-            checks.step("lr", group["lr"])
+            check_keys(group, self.defaults)
+            checks.scalar_step("lr", group["lr"])
             group["units"] = as_units(group["units"], group["params"])
             self._check_options(group)
         except Exception:
@@ -199,37 +210,22 @@ class ProxOptimizer(Optimizer):
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as plain data: a penalty is written as its class name and fields.
+        """Return the state as plain data: a penalty is written as its class name and fields.
 
         As with ``lr``, what was saved wins: ``load_state_dict`` sets the fields of the penalties that the optimizer has
         (the objects stay the same), and refuses a checkpoint of another penalty class before changing anything.
         """
-        state = super().state_dict()
-        for group in state["param_groups"]:
-            if isinstance(group["penalty"], Penalty):
-                group["penalty"] = as_plain(group["penalty"])
-            if group["units"] is not None:
-                group["units"] = [[list(part) for part in family] for family in group["units"]]
-        return state
+        handle = self.register_state_dict_post_hook(to_plain_data, prepend=True)  # before the hooks of others
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._certificates = {}
         # Called by unpickling, with live penalties, and at the end of `load_state_dict`, with plain ones that update
-        # those of the present groups. The plain ones are all checked before anything is changed.
-        for p, kept in state["state"].items():
-            if kept and set(kept) != self.state_keys:
-                raise ValueError(
-                    f"cannot load the checkpoint of another optimizer into {type(self).__name__}: its state has "
-                    f"{', '.join(sorted(kept))} in place of {', '.join(sorted(self.state_keys))}"
-                )
-            if any(t.dim() and shards.is_divided(t) != shards.is_divided(p) for t in kept.values() if p.dim()):
-                raise ValueError(
-                    "cannot load the state of undivided parameters into divided ones, or the other way round; "
-                    "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict can"
-                )
-            if any(t.dim() and t.shape != p.shape for t in kept.values()):
-                shapes = sorted({tuple(t.shape) for t in kept.values() if t.dim()})
-                raise ValueError(f"cannot load state of shape {shapes[0]} for a parameter of shape {tuple(p.shape)}")
+        # those of the present groups. Everything is checked before anything is changed.
+        self._certificates = {}
+        check_loaded_state(type(self).__name__, self.state_keys, state["state"])
         updates: dict[int, tuple[Penalty, Penalty]] = {}
         for live, loaded in zip(self.__dict__.get("param_groups", []), state["param_groups"], strict=False):
             penalty = live["penalty"]
@@ -237,12 +233,13 @@ class ProxOptimizer(Optimizer):
                 raise ValueError("cannot load a parameter group whose units differ from those of the present one")
             loaded["units"] = units
             update = from_plain(penalty, loaded.get("penalty"))
-            _check_fit(live, update)
+            check_fit(live, update)
             if update is not None and updates.setdefault(id(penalty), (penalty, update))[1] != update:
                 raise ValueError(f"{penalty} is shared by parameter groups whose loaded penalties differ")
             loaded["penalty"] = penalty
             for option, value in live.items():  # a checkpoint of an older version, or of torch's SGD, may lack some
                 loaded.setdefault(option, value)
+            check_keys(loaded, self.defaults)
             self._check_options(loaded)
         super().__setstate__(state)
         for penalty, update in updates.values():
@@ -257,140 +254,117 @@ class ProxOptimizer(Optimizer):
             if is_complex or not set(map(attrgetter("layout"), gradients)) <= {torch.strided}:
                 kind = "complex" if is_complex else "sparse"
                 raise RuntimeError(f"{type(self).__name__} does not support {kind} gradients")
-            if group["units"] is not None and 0 < len(gradients) < len(group["params"]):
-                raise RuntimeError(
-                    "a group with units takes part in a step as a whole: gradients must be on all, or none"
-                )
 
     def _check_groups(self) -> None:
         for group in self.param_groups:
             self._check_options(group)
 
-    def _check_keys(self, group: Group) -> None:
-        """Other keys are allowed in a group, but a misspelt option would be ignored in silence."""
-        for key in group.keys() - self.defaults.keys() - {"params", "param_names"}:
-            meant = difflib.get_close_matches(key, self.defaults, n=1, cutoff=0.85)
-            if meant or isinstance(group[key], Penalty):
-                raise ValueError(
-                    f"{key!r} is not an option of a parameter group; did you mean {(meant or ['penalty'])[0]!r}?"
-                )
-
     def _check_options(self, group: Group) -> None:
-        if not isinstance(group["lr"], Tensor):
-            checks.nonnegative("lr", group["lr"])
-        elif group["lr"].numel() != 1:  # its value is not read: that would wait for its device
-            raise ValueError(f"Tensor lr must be 1-element, got shape {tuple(group['lr'].shape)}")
-        if not isinstance(group["maximize"], bool):
-            raise TypeError(f"maximize must be True or False, got {group['maximize']!r}")
-        if group["foreach"] not in (None, True, False):
-            raise TypeError(f"foreach must be True, False or None, got {group['foreach']!r}")
-        if group["nonfinite"] not in NONFINITE:
-            raise ValueError(f"nonfinite must be one of {NONFINITE}, got {group['nonfinite']!r}")
-        if group["penalty"] is not None and not isinstance(group["penalty"], Penalty):
-            raise TypeError(f"penalty must be a proxmo.Penalty or None, got {group['penalty']!r}")
-        _check_fit(group, group["penalty"])
-
-
-def _all_finite(tensors: list[Tensor]) -> bool:
-    """Of what this process holds: by the largest magnitude of each, which NaN and inf decide."""
-    filled = [part for t in tensors if (part := shards.local(t)).numel()]
-    return not filled or all(bool(n.isfinite()) for n in torch._foreach_norm(filled, math.inf))
-
-
-def is_zero(lr: float | Tensor) -> bool:
-    """Whether lr is known to be zero; one on a device is not read, since that would wait for the device."""
-    if isinstance(lr, Tensor):
-        return lr.device.type == "cpu" and not torch.compiler.is_compiling() and bool(lr == 0)
-    return lr == 0
-
-
-def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
-    """Whether to hand whole lists to torch's foreach kernels: by default for ordinary tensors, not for subclasses."""
-    return {type(t) for t in tensors} <= {Tensor, Parameter} if choice is None else choice
+        check_shared_options(group)
 
 
 def proximal_step(
-    params: list[Tensor], directions: list[Tensor], group: Group, certificates: dict[Tensor, Certificate] | None = None
+    group: Group, params: list[Tensor], directions: list[Tensor], certificates: dict[Tensor, Certificate] | None = None
 ) -> None:
-    """params ← prox_{lr·ψ}(params − lr·directions)."""
-    lr, penalty = group["lr"], group["penalty"]
-    lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
-    sign = 1 if group["maximize"] else -1
-    if penalty is None:
-        _add_scaled(params, directions, lr, sign, group["foreach"])
-        if certificates is not None:
-            for p, direction in zip(params, directions, strict=True):
-                certificates[p] = Certificate(torch.zeros_like(p), direction.clone(), p._version)
-        return
-    # half precision rounds once, after the prox: two small moves may each be lost where their sum is not
-    points = widened(params)
-    _add_scaled(points, widened(directions), lr, sign, group["foreach"])
-    subgradients = None if certificates is None else _subgradients(group, points, lr)
-    apply_prox(group, points, lr)
-    for param, point in zip(params, points, strict=True):
-        if point is not param:
-            param.copy_(point)
+    """Set params ← prox_{lr·ψ}(params − lr·directions) for parameters of one group."""
+    penalty, units, lr = group["penalty"], units_of(group, params), as_scalar(group["lr"])
+    points, scale = params, lr if group["maximize"] else -lr
+    if penalty is not None:  # half precision rounds once, after the prox: two small moves may each be lost
+        points, directions = [widen(p) for p in params], [widen(d) for d in directions]
+    move(points, directions, scale, group["foreach"])
+    subgradients = None if certificates is None else _subgradients(penalty, units, points, lr)
+    if penalty is not None:
+        apply_prox(penalty, units, points, lr)
+        for param, point in zip(params, points, strict=True):
+            if point is not param:
+                param.copy_(point)
     if certificates is not None and subgradients is not None:
         for param, subgradient, direction in zip(params, subgradients, directions, strict=True):
             certificates[param] = Certificate(subgradient, direction.clone(), param._version)
 
 
-def apply_prox(group: Group, points: list[Tensor], lr: float | Tensor) -> None:
-    """points ← prox(points)."""
-    penalty: Penalty = group["penalty"]
-    if group["units"] is None:
-        penalty.apply_to_all(points, lr)
+def move(points: list[Tensor], directions: list[Tensor], scale: float | Tensor, foreach: bool | None) -> None:
+    """Set points ← points + scale·directions, each rank on its shards."""
+    if shards.any_divided(points):
+        shards.note_written(points)
+        directions = [shards.local(shards.laid_out_like(d, p)) for d, p in zip(directions, points, strict=True)]
+        points = list(map(shards.local, points))
+    if use_foreach(foreach, points):
+        if isinstance(scale, Tensor):
+            torch._foreach_addcmul_(points, directions, [scale.to(point.device) for point in points])
+        else:
+            torch._foreach_add_(points, directions, alpha=scale)
+    elif isinstance(scale, Tensor):
+        for point, direction in zip(points, directions, strict=True):
+            point.addcmul_(direction, scale.to(point.device))
     else:
-        for family in group["units"]:
-            matrix = joined(family, points)
-            write_back(family, penalty.apply(matrix, lr, out=matrix), points)
+        for point, direction in zip(points, directions, strict=True):
+            point.add_(direction, alpha=scale)
 
 
-def _subgradients(group: Group, points: list[Tensor], lr: float | Tensor) -> list[Tensor]:
-    """(point − prox(point))/lr: in float64, since small steps leave few digits in the difference."""
-    moved = [point.to(torch.float64, copy=True) for point in points]
-    apply_prox(group, moved, lr)
-    return [((point.double() - near) / lr).to(point.dtype) for point, near in zip(points, moved, strict=True)]
-
-
-def _add_scaled(
-    params: list[Tensor], directions: list[Tensor], lr: float | Tensor, sign: int, foreach: bool | None
-) -> None:
-    """params += sign·lr·directions, each process on its parts."""
-    if shards.any_divided(params):
-        shards.note_written(params)
-        directions = [shards.local(shards.laid_out_like(d, p)) for d, p in zip(directions, params, strict=True)]
-        params = list(map(shards.local, params))
-    if isinstance(lr, Tensor):
-        for param, direction in zip(params, directions, strict=True):
-            param.addcmul_(direction, lr.to(param.device), value=sign)
-    elif use_foreach(foreach, params):
-        torch._foreach_add_(params, directions, alpha=sign * lr)
-    else:
-        for param, direction in zip(params, directions, strict=True):
-            param.add_(direction, alpha=sign * lr)
-
-
-def _check_fit(group: Group, penalty: Penalty | None) -> None:
-    """Raise if a parameter of the group has not the axes that the penalty asks for."""
-    if penalty is not None and group["units"] is not None and not (isinstance(penalty, Grouped) and penalty.dim == 0):
-        raise ValueError(f"penalty of a parameter group with units must be a group penalty with dim=0, got {penalty}")
-    if penalty is None or group["units"] is not None or type(penalty).check is Penalty.check:
+def apply_prox(penalty: Penalty, units: Units | None, points: list[Tensor], step: Step | Sequence[Tensor]) -> None:
+    """Replace points by their prox, or by that of the units that they make up; one step for all, or one for each."""
+    if units is None:
+        penalty.prox_(points, step)
         return
-    for index, p in enumerate(group["params"]):
-        if not is_lazy(p):
-            try:
-                penalty.check(p)
-            except ValueError as error:
-                name = group["param_names"][index] if "param_names" in group else index
-                raise ValueError(f"{penalty} does not fit parameter {name!r}: {error}") from error
+    if isinstance(step, Sequence):
+        step = [s.expand(point.shape) for s, point in zip(step, points, strict=True)]
+    for family in units:
+        matrix = joined(family, points)
+        penalty.prox_([matrix], [joined(family, step)] if isinstance(step, Sequence) else step)
+        write_back(family, matrix, points)
+
+
+def _subgradients(penalty: Penalty | None, units: Units | None, points: list[Tensor], lr: Step) -> list[Tensor]:
+    """Return (point − prox(point))/lr, in float64 since small steps leave few digits in the difference."""
+    if penalty is None:
+        return [torch.zeros_like(point) for point in points]
+    near = [point.to(torch.float64, copy=True) for point in points]
+    apply_prox(penalty, units, near, lr)
+    return [((point.double() - x) / lr).to(point.dtype) for point, x in zip(points, near, strict=True)]
+
+
+def is_zero(lr: float | Tensor) -> bool:
+    """Whether lr is known to be zero; one on a device is not read, which would synchronise with it."""
+    return bool(lr == 0) if not isinstance(lr, Tensor) or is_eager_cpu(lr) else False
+
+
+def as_scalar(option: float | Tensor) -> float | Tensor:
+    """Return a one-element tensor, which is not read, as a 0-d one."""
+    return option.reshape(()) if isinstance(option, Tensor) else option
+
+
+def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
+    """Whether to hand lists to torch's foreach kernels: by default for ordinary tensors, not for subclasses."""
+    return {type(t) for t in tensors} <= {Tensor, Parameter} if choice is None else choice
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """Whether all local elements are finite; reads one number per device."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for t in map(shards.local, tensors):
+        if t.numel():
+            by_device.setdefault(t.device, []).append(t)
+    # the largest magnitude of a tensor is NaN or inf if an element is
+    largest = [torch.stack([n.float() for n in torch._foreach_norm(some, math.inf)]) for some in by_device.values()]
+    return all(bool(norms.isfinite().all()) for norms in largest)
+
+
+def _trained(group: Group) -> tuple[Units | None, list[Tensor]]:
+    """Return the units and the parameters of a group without frozen ones."""
+    params = [p for p in group["params"] if not is_frozen(p)]
+    if group["penalty"] is not None and any(map(is_flattened, params)):
+        raise RuntimeError(
+            "FullyShardedDataParallel has flattened the parameters, so that each rank would count its own shards only; "
+            "shard the model with torch.distributed.fsdp.fully_shard instead"
+        )
+    return units_of(group, params), params
 
 
 def _sparsity(group: Group) -> Sparsity:
-    params, penalty = group["params"], group["penalty"]
-    zeros = shards.count_zeros(params)
-    elements = sum(p.numel() for p in params)
-    seen = [] if penalty is None else seen_by_penalty(group["units"], params)
+    penalty, (units, params) = group["penalty"], _trained(group)
+    zeros, elements = shards.count_zeros(params), sum(p.numel() for p in params)
+    seen = [] if penalty is None else seen_by_penalty(units, params)
     counts = [counted for x in seen if (counted := penalty.zero_groups(x)) is not None]
     groups = sum(total for _, total in counts)
     return Sparsity(zeros / max(elements, 1), sum(zero for zero, _ in counts) / groups if groups else None)

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from proxmo import shards
-from proxmo.optim.base import Group, ProxOptimizer
+from proxmo.optim.base import ProxOptimizer
+from proxmo.optim.options import Group
 from proxmo.secants import square
 
 

@@ -1,17 +1,17 @@
-"""Steps in compiled loops, where they can be taken so."""
+"""Fused steps: average, gradient step and prox in one pass over memory."""
 
 from __future__ import annotations
 
 from operator import and_, gt, not_
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxmo import shards
-from proxmo.kernels import loops
-from proxmo.kernels.moves import Moves, all_fit, which_fit
-from proxmo.optim.base import Group, apply_prox
+from proxmo import kernels, shards
+from proxmo.kernels import Moves
+from proxmo.optim.base import apply_prox
+from proxmo.optim.options import Group
+from proxmo.optim.units import units_of
 from proxmo.penalties.base import Penalty
 
 LARGEST = torch.finfo(torch.float32).max
@@ -26,43 +26,38 @@ def check_fused(group: Group) -> None:
 
 
 def take_fused_steps(group: Group, moves: Moves) -> Moves:
-    """Take the moves that compiled loops can take, prox included; returns the others."""
-    kernels, lr, penalty, units = loops(), float(group["lr"]), group["penalty"], group["units"]
-    # a step of zero leaves constraints alone, and one beyond float32 is torch's to refuse
-    if kernels is None or not 0 < lr <= LARGEST:
+    """Take the moves that compiled loops can take, prox included; return the others."""
+    lr, penalty = float(group["lr"]), group["penalty"]
+    # A step of zero leaves constraints alone, and torch refuses one beyond float32: both are left to the eager path.
+    if not kernels.available() or not 0 < lr <= LARGEST:
         return moves
-    signed, weight = -lr if group["maximize"] else lr, 1 - group["momentum"]
-    divided = shards.any_divided(moves.params)
-    parts = _own_parts(moves) if divided else moves
-    together = all_fit(parts)
-    if together and not divided and units is None and kernels.has_kernel(penalty):  # the usual case
-        kernels.advance(moves, signed, weight, penalty)
-        return Moves([], [], [])
-    fit = [True] * len(parts.params) if together else which_fit(parts)
-    if units is not None and not all(fit):  # units take part in a step as a whole
+    signed, weight = -lr if group["maximize"] else lr, 1 - float(group["momentum"])
+    sharded = shards.any_divided(moves.params)
+    local = _local_shards(moves) if sharded else moves
+    fit = kernels.which_fit(local)
+    units = units_of(group, moves.params)
+    if units is not None and not all(fit):  # a unit spans several parameters
         return moves
-    prox_too = _with_prox(kernels, group, moves.params)
-    kernels.advance(parts.chosen(map(and_, fit, prox_too)), signed, weight, penalty)
-    if not all(prox_too):
-        moved_only = list(map(gt, fit, prox_too))
-        kernels.advance(parts.chosen(moved_only), signed, weight, None)
-        if penalty is not None:
-            apply_prox(group, moves.chosen(moved_only).params, lr)
-    if divided:
+    kernel = None if penalty is None or units is not None else penalty.current_kernel(lr)
+    with_prox = [penalty is None or (kernel is not None and _is_local(penalty, p)) for p in moves.params]
+    if all(map(and_, fit, with_prox)):  # the usual case
+        kernels.advance(local, signed, weight, kernel)
+    else:
+        kernels.advance(local.chosen(map(and_, fit, with_prox)), signed, weight, kernel)
+        only_moved = list(map(gt, fit, with_prox))
+        if any(only_moved):
+            kernels.advance(local.chosen(only_moved), signed, weight, None)
+            apply_prox(penalty, units, moves.chosen(only_moved).params, lr)
+    if sharded:
         shards.note_written(moves.params)
     return moves.chosen(map(not_, fit))
 
 
-def _own_parts(moves: Moves) -> Moves:
-    """What this process holds of the moves."""
+def _local_shards(moves: Moves) -> Moves:
     gradients = [None if gradient is None else shards.local(gradient) for gradient in moves.gradients]
     return Moves(list(map(shards.local, moves.params)), list(map(shards.local, moves.directions)), gradients)
 
 
-def _with_prox(kernels: Any, group: Group, params: list[Tensor]) -> list[bool]:
-    """For which of the parameters a loop can take the prox along."""
-    penalty: Penalty | None = group["penalty"]
-    if group["units"] is not None:
-        return [False] * len(params)
-    in_parts = penalty is None or penalty.separable
-    return [(in_parts or not shards.is_divided(p)) and kernels.has_kernel_for(penalty, p) for p in params]
+def _is_local(penalty: Penalty, p: Tensor) -> bool:
+    """Whether the prox of each shard is known without the others."""
+    return penalty.separable or not shards.is_divided(p)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo.optim.base import Group, Nonfinite, use_foreach
+from proxmo.optim.base import use_foreach
 from proxmo.optim.closure import all_params
 from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate
+from proxmo.optim.options import Group, Options
 from proxmo.optim.recursive import RecursiveOptimizer, check_weight
 from proxmo.penalties.base import Penalty
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class ProxHybridSGD(RecursiveOptimizer):
@@ -33,9 +39,8 @@ class ProxHybridSGD(RecursiveOptimizer):
         momentum: β in [0, 1], the weight of the recursive estimate.
         averaging: γ in [0, 1], how far to go towards the point that the prox gives.
         penalty: ψ, or ``None`` for ψ = 0.
-        maximize: maximise f(x) − ψ(x) instead.
-        foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
-        nonfinite: what to do if a gradient, at either point, has NaN or inf; as for `ProxSGD`.
+        options: ``maximize``, ``foreach`` and ``nonfinite``, as for every `ProxOptimizer`; the last also looks at the
+            gradient at the point before.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)
@@ -61,23 +66,10 @@ class ProxHybridSGD(RecursiveOptimizer):
         momentum: float = 0.9,
         averaging: float = 1.0,
         penalty: Penalty | None = None,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        nonfinite: Nonfinite = "propagate",
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "averaging": averaging,
-                "penalty": penalty,
-                "maximize": maximize,
-                "foreach": foreach,
-                "nonfinite": nonfinite,
-            },
-        )
+        own = {"lr": lr, "momentum": momentum, "averaging": averaging, "penalty": penalty}
+        super().__init__(params, own, **options)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None, other: Closure | None = None) -> float | None:  # type: ignore[override]

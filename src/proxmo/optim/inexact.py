@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo.optim.base import Group
 from proxmo.optim.closure import all_params, asks_for_state, refuse_nonfinite
 from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate, traces_of_modules
 from proxmo.optim.inner import Block, InnerReport, InnerSGD, Subproblem
 from proxmo.optim.momentum import Initial, PolyakMomentum
+from proxmo.optim.options import Group
 from proxmo.secants import square
 
 

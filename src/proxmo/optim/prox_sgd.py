@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo.kernels.moves import Moves
-from proxmo.optim.base import Certificate, Group, Nonfinite, proximal_step
+from proxmo.optim.base import proximal_step
 from proxmo.optim.fused import check_fused, take_fused_steps
-from proxmo.optim.large import large_and_others, take_large_steps
 from proxmo.optim.momentum import Initial, PolyakMomentum
+from proxmo.optim.options import Group, Options
 from proxmo.penalties.base import Penalty
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class ProxSGD(PolyakMomentum):
@@ -32,20 +36,16 @@ class ProxSGD(PolyakMomentum):
     Args:
         params: parameters, named parameters or parameter groups.
         lr: the step size, a number or a tensor of one element.
-        momentum: μ in [0, 1), the weight of the past; 0 keeps no buffer.
+        momentum: μ in [0, 1), the weight of the past, a number or a tensor of one element; 0 keeps no buffer.
         penalty: ψ, or ``None`` for ψ = 0.
         initial: how the average starts: ``"gradient"`` with the first gradient, m₀ = g₀; ``"zero"`` with m₀ = 0, so
             that the first gradient is not used. Zero suits gradients much noisier than long, without a penalty.
-        maximize: maximise f(x) − ψ(x) instead.
-        foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply, though not
-            with large tensors on a CPU.
         fused: average, gradient step and prox in one pass over memory, in compiled loops (``pip install
             'proxmo[fast]'``); for float32 and float64 on a CPU, and penalties that are elementwise or by groups along
-            the first axis. What cannot be taken so is done the plain way.
-        momentum_dtype: of the average; ``None`` takes that of the gradients. An average in bfloat16 does not follow
-            its gradients any more where 1 − momentum is below 2⁻¹², so take ``torch.float32`` from 0.9995 on.
-        nonfinite: what to do if a gradient has NaN or inf. ``"propagate"`` takes the step, as torch does; ``"raise"``
-            raises a ``FloatingPointError``, ``"skip"`` does nothing; both before anything is changed.
+            the first axis. The eager path takes everything else.
+        momentum_dtype: the dtype of the average; ``None`` takes that of the gradients. An average in bfloat16 no longer
+            follows its gradients where 1 − momentum is below 2⁻¹², so take ``torch.float32`` from 0.9995 on.
+        options: ``maximize``, ``foreach`` and ``nonfinite``, as for every `ProxOptimizer`.
 
     >>> import torch, proxmo
     >>> x = torch.tensor([3.0, 0.2], requires_grad=True)
@@ -62,45 +62,24 @@ class ProxSGD(PolyakMomentum):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,
-        momentum: float = 0.9,
+        momentum: float | Tensor = 0.9,
         penalty: Penalty | None = None,
         *,
         initial: Initial = "gradient",
-        maximize: bool = False,
-        foreach: bool | None = None,
         fused: bool | None = None,
         momentum_dtype: torch.dtype | None = None,
-        nonfinite: Nonfinite = "propagate",
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "penalty": penalty,
-                "initial": initial,
-                "maximize": maximize,
-                "foreach": foreach,
-                "fused": fused,
-                "momentum_dtype": momentum_dtype,
-                "nonfinite": nonfinite,
-            },
-        )
+        own = {"lr": lr, "momentum": momentum, "penalty": penalty, "initial": initial}
+        super().__init__(params, {**own, "fused": fused, "momentum_dtype": momentum_dtype}, **options)
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
         check_fused(group)
 
-    def _step_group(self, group: Group, params: list[Tensor], certificates: dict[Tensor, Certificate] | None) -> None:
-        moves = self._moves(group, params)
-        large = Moves([], [], [])
-        if certificates is None and not torch.compiler.is_compiling():
-            if group["fused"]:
-                moves = take_fused_steps(group, moves)
-                if not moves.params:
-                    return
-            large, moves = large_and_others(group, moves)
+    def _step_group(self, group: Group, params: list[Tensor]) -> None:
+        moves, certificates = self._moves(group, params), self._certificates_to_keep(group)
+        if group["fused"] and certificates is None and not torch.compiler.is_compiling():
+            moves = take_fused_steps(group, moves)
         if moves.params:
-            proximal_step(moves.params, self._averaged(group, moves), group, certificates)
-        if large.params:
-            take_large_steps(group, large)
+            proximal_step(group, moves.params, self._averaged(group, moves), certificates)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from proxmo import checks, shards
-from proxmo.optim.base import Group, use_foreach
+from proxmo.optim.base import use_foreach
 from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of
 from proxmo.optim.evaluation import Closure, Sample
+from proxmo.optim.options import Group
 
 Update: TypeAlias = Callable[[Group, list[Tensor], list[Tensor]], object]
 """(group, params, old) brings the estimates to x_k: ``old`` are ∇f(x_{k−1}; ξ), and ``.grad`` has ∇f(x_k; ξ)."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo import checks
-from proxmo.optim.base import Group, Nonfinite
 from proxmo.optim.evaluation import Closure
+from proxmo.optim.options import Group, Options
 from proxmo.optim.recursive import RecursiveOptimizer
 from proxmo.penalties.base import Penalty
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class ProxSpiderBoost(RecursiveOptimizer):
@@ -30,9 +35,8 @@ class ProxSpiderBoost(RecursiveOptimizer):
         lr: the step size, a number or a tensor of one element.
         period: how many steps from one large batch to the next, ≥ 1; the same in all groups.
         penalty: ψ, or ``None`` for ψ = 0.
-        maximize: maximise f(x) − ψ(x) instead.
-        foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
-        nonfinite: what to do if a gradient, at either point, has NaN or inf; as for `ProxSGD`.
+        options: ``maximize``, ``foreach`` and ``nonfinite``, as for every `ProxOptimizer`; the last also looks at the
+            gradient at the point before.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)
@@ -56,20 +60,9 @@ class ProxSpiderBoost(RecursiveOptimizer):
         lr: float | Tensor = 1e-3,
         period: int = 100,
         penalty: Penalty | None = None,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        nonfinite: Nonfinite = "propagate",
+        **options: Unpack[Options],
     ) -> None:
-        options = {
-            "lr": lr,
-            "period": period,
-            "penalty": penalty,
-            "maximize": maximize,
-            "foreach": foreach,
-            "nonfinite": nonfinite,
-        }
-        super().__init__(params, {**options, "steps": 0})
+        super().__init__(params, {"lr": lr, "period": period, "penalty": penalty, "steps": 0}, **options)
 
     @property
     def large_batch_is_due(self) -> bool:

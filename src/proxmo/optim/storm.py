@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo.optim.base import Group, Nonfinite
 from proxmo.optim.evaluation import Closure
+from proxmo.optim.options import Group, Options
 from proxmo.optim.recursive import RecursiveOptimizer, check_weight
 from proxmo.penalties.base import Penalty
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class ProxSTORM(RecursiveOptimizer):
@@ -28,9 +33,8 @@ class ProxSTORM(RecursiveOptimizer):
         lr: the step size, a number or a tensor of one element.
         momentum: μ in [0, 1], the weight of the past.
         penalty: ψ, or ``None`` for ψ = 0.
-        maximize: maximise f(x) − ψ(x) instead.
-        foreach: hand whole lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
-        nonfinite: what to do if a gradient, at either point, has NaN or inf; as for `ProxSGD`.
+        options: ``maximize``, ``foreach`` and ``nonfinite``, as for every `ProxOptimizer`; the last also looks at the
+            gradient at the point before.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)
@@ -53,20 +57,9 @@ class ProxSTORM(RecursiveOptimizer):
         lr: float | Tensor = 1e-3,
         momentum: float = 0.9,
         penalty: Penalty | None = None,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        nonfinite: Nonfinite = "propagate",
+        **options: Unpack[Options],
     ) -> None:
-        options = {
-            "lr": lr,
-            "momentum": momentum,
-            "penalty": penalty,
-            "maximize": maximize,
-            "foreach": foreach,
-            "nonfinite": nonfinite,
-        }
-        super().__init__(params, options)
+        super().__init__(params, {"lr": lr, "momentum": momentum, "penalty": penalty}, **options)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]

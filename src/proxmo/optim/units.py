@@ -8,7 +8,7 @@ whole; otherwise they are gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -75,6 +75,20 @@ def _check_slice(part: Slice, params: Sequence[Tensor], taken: dict[int, list[tu
         raise ValueError(f"units must not have weights in common, got some of parameter {position} twice")
     others.append((axis, mine))
     return len(rows)
+
+
+def units_of(group: Mapping[str, Any], params: Sequence[Tensor]) -> Units | None:
+    """Return the units of a parameter group as they are among ``params``, some or all of its parameters, in order.
+
+    What a unit has in other parameters is left out; a family without any of ``params`` is dropped.
+    """
+    units: Units | None = group["units"]
+    if units is None or len(params) == len(group["params"]):
+        return units
+    present = {id(p) for p in params}
+    positions = {k: i for i, k in enumerate(k for k, p in enumerate(group["params"]) if id(p) in present)}
+    kept = (tuple(s._replace(position=positions[s.position]) for s in f if s.position in positions) for f in units)
+    return tuple(family for family in kept if family)
 
 
 def seen_by_penalty(units: Units | None, tensors: Sequence[Tensor]) -> Iterable[Tensor]:

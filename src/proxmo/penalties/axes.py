@@ -1,14 +1,15 @@
 """How `dim` turns a tensor into groups or into a matrix.
 
 `dim` names the axes that INDEX the groups (or the rows of the matrix); everything else is inside a group (or a column).
-Groups are never copied together: they are reduced where they lie, whatever the strides, with the reduced axes kept as
-size one, so that a per-group number broadcasts back onto its group.
+Groups are reduced in place, whatever the strides, and reduced axes keep size one, so that a number per group broadcasts
+back onto its group.
 """
 
 from __future__ import annotations
 
 import math
 from math import prod
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,10 +17,13 @@ from torch import Tensor
 from proxmo import shards
 from proxmo.checks import Dim
 
+Step: TypeAlias = float | Tensor
+"""A number, a 0-d tensor, or a tensor that broadcasts to x with a step for every element."""
+
 
 def indexing_axes(x: Tensor, dim: Dim) -> tuple[int, ...]:
-    """The non-negative axes of ``x`` that ``dim`` names, in increasing order."""
-    if isinstance(dim, int) and -x.dim() <= dim < x.dim():  # in short, since it is asked for in every step
+    """Return the non-negative axes of ``x`` that ``dim`` names, in increasing order."""
+    if isinstance(dim, int) and -x.dim() <= dim < x.dim():  # fast path: runs every step
         return (dim % x.dim(),)
     named = () if dim is None else (dim,) if isinstance(dim, int) else dim
     for axis in named:
@@ -32,10 +36,10 @@ def indexing_axes(x: Tensor, dim: Dim) -> tuple[int, ...]:
 
 
 class Groups:
-    """The groups of a tensor, and reductions over them, which also reach the elements that other processes hold.
+    """The groups of a tensor, and reductions over them that include the shards of other ranks.
 
-    What is reduced has the shape of ``elements``; a result has size one along the axes inside a group. Where groups
-    are divided among processes, each reduction sends its per-group numbers, never the elements.
+    Reductions take tensors of the shape of ``elements`` and return size one along the axes inside a group. Where the
+    elements of a group are sharded, a reduction sends one number per group, never the elements.
 
     Args:
         x: the tensor.
@@ -51,47 +55,66 @@ class Groups:
         inner = tuple([axis for axis in range(len(shape)) if axis not in outer])
         split = shards.splits(x)
         self.tensor = shards.local(x)
-        """What this process holds of the tensor."""
-        # Where each element is a group of its own there is one more axis, of size one: a reduction over no axes would
-        # in torch mean over all of them.
+        """The local shard of the tensor."""
+        # If each element is a group of its own, add an axis of size one: torch takes a reduction over no axes as one
+        # over all of them.
         self.elements = self.tensor if inner else self.tensor.unsqueeze(-1)
         self.axes = inner or (len(shape),)
         self.length = prod([shape[axis] for axis in inner])
         """How many elements a group has."""
-        self.divided = [processes for axis, processes in split if axis in inner]
-        """Among which processes the elements of a group are divided."""
+        self.sharded = [processes for axis, processes in split if axis in inner]
+        """The process groups over which the elements of a group are sharded."""
         self._apart = [processes for axis, processes in split if axis in outer]
 
     def onto_tensor(self, values: Tensor) -> Tensor:
-        """What has the shape of ``elements``, or of a reduction of them, in a shape that fits ``tensor``."""
+        """Reshape ``values``, which fit ``elements``, to fit ``tensor``."""
         return values if self.elements is self.tensor else values.squeeze(-1)
 
+    def onto_elements(self, values: Tensor) -> Tensor:
+        """Expand ``values``, which broadcast to ``tensor``, to the shape of ``elements``."""
+        values = values.expand(self.tensor.shape)
+        return values if self.elements is self.tensor else values.unsqueeze(-1)
+
+    def per_group(self, step: Step) -> Step | None:
+        """Return ``step`` with one number per group, to fit a reduction; ``None`` if it differs within groups.
+
+        The values are not read: it is the same within a group if it was broadcast along the axes inside.
+        """
+        if not isinstance(step, Tensor) or step.dim() == 0:
+            return step
+        full = self.onto_elements(step)
+        if self.sharded or any(full.stride(axis) and full.shape[axis] > 1 for axis in self.axes):
+            return None
+        for axis in self.axes:
+            full = full.narrow(axis, 0, min(1, full.shape[axis]))
+        return full
+
     def add_up(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        """Per-group sums over the elements of this process, turned into those over all elements, in one message."""
-        return shards.add_up(torch.stack(sums), self.divided).unbind() if self.divided else sums
+        """Turn sums over the local elements of each group into sums over all of them, in one message."""
+        return shards.add_up(torch.stack(sums), self.sharded).unbind() if self.sharded else sums
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over each group."""
+        """Return the sum over each group."""
         return self.add_up(values.sum(self.axes, keepdim=True))[0]
 
     def amax(self, values: Tensor) -> Tensor:
-        """The largest value of each group; NaN if it has one."""
-        if self.divided and values.numel() == 0:  # the part of this process; that of another is not empty
+        """Return the largest value of each group; NaN if it has one."""
+        if self.sharded and values.numel() == 0:  # the local shard is empty, that of another rank is not
             shape = [1 if axis in self.axes else size for axis, size in enumerate(values.shape)]
-            return shards.largest(values.new_full(shape, -math.inf), self.divided)
-        return shards.largest(values.amax(self.axes, keepdim=True), self.divided)
+            return shards.largest(values.new_full(shape, -math.inf), self.sharded)
+        return shards.largest(values.amax(self.axes, keepdim=True), self.sharded)
 
     def total(self, per_group: Tensor) -> Tensor:
-        """The sum of per-group numbers over all groups."""
+        """Return the sum of a number per group over all groups."""
         return shards.add_up(per_group.sum(), self._apart)
 
     def every(self, per_group: Tensor) -> Tensor:
-        """Whether something holds for all groups."""
+        """Whether a condition per group holds for all groups."""
         return self.total(~per_group) == 0 if self._apart else per_group.all()
 
 
 def as_rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """``x`` with the elements along ``axes`` flattened into one last axis."""
+    """Flatten the elements of ``x`` along ``axes`` into one last axis."""
     last = tuple(range(x.dim() - len(axes), x.dim()))
     if axes != last:
         x = x.movedim(axes, last)
@@ -99,7 +122,7 @@ def as_rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def as_matrix(x: Tensor, dim: Dim) -> Tensor:
-    """``x`` as a matrix: the axes in ``dim`` are its rows, the others its columns."""
+    """Return ``x`` as a matrix: the axes in ``dim`` are its rows, the others its columns."""
     rows = indexing_axes(x, dim)
     if rows == (0,) and x.dim() == 2:
         return x
@@ -108,7 +131,7 @@ def as_matrix(x: Tensor, dim: Dim) -> Tensor:
 
 
 def from_matrix(matrix: Tensor, like: Tensor, dim: Dim) -> Tensor:
-    """The inverse of :func:`as_matrix` for a tensor of the shape of ``like``."""
+    """Undo `as_matrix` for a tensor of the shape of ``like``."""
     rows = indexing_axes(like, dim)
     first = tuple(range(len(rows)))
     if rows == first:

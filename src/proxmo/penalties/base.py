@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
+from itertools import repeat
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from proxmo import checks, shards
-from proxmo.kernels import loops
-from proxmo.memory import empty_like
-from proxmo.parts import is_ordinary, number_of_parts
-from proxmo.penalties.axes import Groups, indexing_axes
+from proxmo import checks, kernels, shards
+from proxmo.eager import is_eager_cpu, is_transformed, row_chunks
+from proxmo.kernels import Kernel
+from proxmo.penalties.axes import Groups, Step, indexing_axes
 
 AnyFloat = Annotated[float, checks.number]
 NonNegativeFloat = Annotated[float, checks.nonnegative]
@@ -27,8 +28,8 @@ PositiveFloat = Annotated[float, partial(checks.more_than, 0)]
 FloatAboveOne = Annotated[float, partial(checks.more_than, 1)]
 Count = Annotated[int, checks.count]
 Dim = Annotated[checks.Dim, checks.dim]
-
 _NARROW = (torch.float16, torch.bfloat16)
+_SMALL = 1 << 14  # elements up to which copying tensors into a stack costs less than the calls that it saves
 
 
 @functools.cache
@@ -41,34 +42,34 @@ def _field_checks(penalty_class: type[Penalty]) -> dict[str, Callable[[str, Any]
     return {name: found[0] for name, data in annotated.items() if (found := [c for c in data if callable(c)])}
 
 
+@functools.cache
+def _inherits_stale_kernel(penalty_class: type[Penalty]) -> bool:
+    """Whether a subclass changed the prox of its base class, but not the kernel."""
+
+    def depth(name: str) -> int:
+        return next(k for k, base in enumerate(penalty_class.__mro__) if name in vars(base) or base is object)
+
+    return depth("kernel") > min(depth("_prox"), depth("_project"))
+
+
 def widen(x: Tensor) -> Tensor:
-    """``x`` in a dtype fit to compute in: float32 at least."""
+    """Return ``x`` in a dtype to compute in: at least float32."""
     return x.float() if x.dtype in _NARROW else x
-
-
-def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """All of them so."""
-    return [x.float() if x.dtype in _NARROW else x for x in tensors]
-
-
-def _written_as_read(out: Tensor, x: Tensor) -> bool:
-    """Whether elements can be written to ``out`` in the order in which those of ``x`` are read: nothing is lost."""
-    shared = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    return out.stride() == x.stride() and not out.is_neg() and (not shared or out.data_ptr() == x.data_ptr())
 
 
 @dataclass
 class Penalty(ABC):
     """A function ψ known through its value and its prox: the base class of all penalties and constraints.
 
-    A penalty is a small dataclass of plain fields with two hooks, ``_value(x)`` and ``_prox(x, step, out)``, and two
-    claims about ψ, ``convex`` and ``separable``. The hooks see float32 or float64 tensors with at least one element and
-    a step > 0; checks, half precision, ``out=``, a step of zero and empty tensors are handled for them. ``_prox``
-    writes to ``out`` if it is given (it may be ``x``), or returns a new tensor, which is then copied. Of a tensor that
-    is divided among processes (``DTensor``) they see the own part if ψ is separable; all of it otherwise, which has to
-    be gathered. Of a large tensor ``_prox`` sees some rows at a time if ψ is separable and its fields are numbers.
-    Fields of the types in `proxmo.penalties.base` (``NonNegativeFloat``, ``PositiveFloat``, ``AnyFloat``, ``Count``,
-    ``Dim``) are checked whenever they are set. For a set to project onto, see `Constraint`.
+    A penalty is a small dataclass of plain fields with two hooks, ``_value(x)`` and ``_prox(x, step, out)``, and claims
+    about ψ: ``convex``, ``separable`` and ``elementwise_step``. The hooks see float32 or float64 tensors with at least
+    one element and a step > 0; checks, half precision, ``out=``, zero steps and empty tensors are handled for them.
+    ``_prox`` may write to ``out`` (which may be ``x``) and return it, or return a new tensor. A separable penalty whose
+    fields are numbers may be given a row chunk of a large tensor, or several small tensors stacked along a new first
+    axis. Of a sharded tensor (``DTensor``) the hooks see the local shard if ψ is separable, otherwise the gathered
+    tensor. Fields annotated with the types of `proxmo.penalties.base` (``NonNegativeFloat``, ``PositiveFloat``,
+    ``AnyFloat``, ``Count``, ``Dim``) are checked whenever they are set. To project onto a set, see `Constraint`; to
+    support ``fused=True``, override `kernel`.
 
     >>> from dataclasses import dataclass
     >>> import torch, proxmo
@@ -77,12 +78,12 @@ class Penalty(ABC):
     ... class Anchor(proxmo.Penalty):  # ψ(x) = s/2·Σ(x − c)²
     ...     strength: NonNegativeFloat
     ...     center: float
-    ...     convex = separable = True
+    ...     convex = separable = elementwise_step = True
     ...     def _value(self, x):
     ...         return self.strength / 2 * (x - self.center).square().sum()
     ...     def _prox(self, x, step, out):
     ...         t = step * self.strength
-    ...         return torch.div(x + t * self.center, 1 + t, out=out)
+    ...         return (x + t * self.center) / (1 + t)
     >>> Anchor(1.0, center=1.0).prox(torch.tensor([0.0, 3.0]), step=1.0)
     tensor([0.5000, 2.0000])
     """
@@ -91,20 +92,27 @@ class Penalty(ABC):
     """Whether ψ is convex; then its prox is single-valued and firmly non-expansive."""
     separable: ClassVar[bool]
     """Whether ψ is a sum over elements; then its prox acts on each element alone."""
+    elementwise_step: ClassVar[bool] = False
+    """Whether ``_prox`` takes a step tensor with a step for every element; if not, such a step is refused."""
+
+    def __init_subclass__(cls) -> None:
+        # A live penalty ends up in a checkpoint where a wrapper packs the parameter groups itself
+        # (ZeroRedundancyOptimizer). It has plain fields only, so loading it with weights_only=True is safe.
+        torch.serialization.add_safe_globals([cls])
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dataclass_fields__:
             fields = [field.name for field in dataclasses.fields(self)]
             raise AttributeError(
-                f"{type(self).__name__} has no field {name!r}, it has {fields}; a penalty is a @dataclass of such"
+                f"{type(self).__name__} has no field {name!r}, it has {fields}; a penalty class needs @dataclass"
             )
         check = _field_checks(type(self)).get(name)
         super().__setattr__(name, value if check is None else check(f"{type(self).__name__}: {name}", value))
 
     def value(self, x: Tensor) -> Tensor:
-        """ψ(x) as a 0-d tensor, differentiable where ψ is; an empty tensor has value 0.
+        """Return ψ(x) as a 0-d tensor, differentiable where ψ is; an empty tensor has value 0.
 
-        Of a ``DTensor`` it is the value of the whole, the same on every process.
+        The value of a ``DTensor`` is that of the whole tensor, the same on every rank.
 
         >>> import torch, proxmo
         >>> proxmo.L1(2.0).value(torch.tensor([1.0, -3.0]))
@@ -113,7 +121,7 @@ class Penalty(ABC):
         return self._evaluate(x, self._value)
 
     def _evaluate(self, x: Tensor, hook: Callable[[Tensor], Tensor]) -> Tensor:
-        """hook(x), a 0-d tensor that is 0 for an empty ``x``; what it gives for parts of a separable ψ adds up."""
+        """Return hook(x), a 0-d tensor that is 0 for an empty ``x``; for a separable ψ sum it over all shards."""
         self.check(checks.floating("x", x))
         work = widen(x)
         if x.requires_grad and torch.is_grad_enabled():
@@ -123,128 +131,201 @@ class Penalty(ABC):
         return shards.add_up(value, [split.processes for split in shards.splits(work)]) if self.separable else value
 
     def _seen(self, x: Tensor) -> Tensor:
-        """What the hooks see of a tensor that may be divided among processes."""
+        """Return what the hooks see of a tensor that may be sharded."""
         return shards.local(x) if self.separable else shards.full(x)
 
-    def prox(self, x: Tensor, step: float | Tensor, *, out: Tensor | None = None, fused: bool = False) -> Tensor:
-        """The minimiser of ψ(u) + ‖u − x‖² / (2·step) over u, a global one where ψ is not convex.
+    def prox(self, x: Tensor, step: Step, *, out: Tensor | None = None, fused: bool = False) -> Tensor:
+        """Return the minimiser of ψ(u) + Σ (u_i − x_i)² / (2·step_i) over u, a global one where ψ is not convex.
 
-        Computed in float32 at least and returned in the dtype of ``x``, outside autograd. ``step = 0`` gives ``x``
-        itself, for constraints too. ``out`` may be ``x``. A ``DTensor`` gives one that is divided in the same way.
-        ``fused`` takes a compiled loop, if there is one for this penalty and tensor, as for `ProxSGD`.
+        With one step for all elements this is the usual prox; with a step for every element it is the prox in the
+        metric diag(1/step), as adaptive methods need it. The result has the dtype of ``x``, is computed in float32 or
+        wider, and stays outside autograd.
+
+        Args:
+            x: the point, a dense tensor of floats. A ``DTensor`` gives a ``DTensor`` with the same placements.
+            step: > 0: a number, a 0-d tensor, or a tensor that broadcasts to ``x``. A step of 0 returns ``x`` itself,
+                for constraints too. Penalties on singular values take one number.
+            out: a tensor like ``x`` to write the result to; it may be ``x``.
+            fused: use a compiled loop if there is one for this penalty and tensor, as `ProxSGD` does.
 
         >>> import torch, proxmo
         >>> proxmo.L1(2.0).prox(torch.tensor([1.5, -3.0]), step=0.5)
         tensor([ 0.5000, -2.0000])
+        >>> proxmo.L1(2.0).prox(torch.tensor([1.5, -3.0]), step=torch.tensor([0.5, 1.0]))
+        tensor([ 0.5000, -1.0000])
         """
         checks.floating("x", x)
         checks.same_as("out", out, x)
-        step = checks.step("step", step)
-        if fused and is_ordinary(x) and (kernels := loops()) and kernels.takes(self, x):
-            size = step.item() if isinstance(step, Tensor) else step
-            if size > 0:
-                return self._prox_by_loop(kernels, x, size, out)
+        step = checks.step("step", step, x)
+        self.check(x)
+        self._check_step(x, step)
         with torch.no_grad():
-            return self.apply(x, step, out)
+            if fused and (found := self._kernel_for(x, step)) is not None:
+                result = x if out is x else torch.empty_like(x)
+                kernels.prox(x, found, result)
+            else:
+                result = x if out is x else x.clone()
+                self.prox_([result], step)
+            return result if out is None or out is result else out.copy_(result)
 
-    def _prox_by_loop(self, kernels: ModuleType, x: Tensor, step: float, out: Tensor | None) -> Tensor:
-        self.check(x)
-        if out is not None and not _written_as_read(out, x):
-            with torch.no_grad():
-                return out.copy_(self._prox_by_loop(kernels, x, step, None))
-        result = empty_like(x) if out is None else out
-        kernels.prox(x, step, self, result)
-        return result
+    def prox_(self, tensors: Sequence[Tensor], step: Step | Sequence[Tensor]) -> None:
+        """Replace each tensor by its prox, without checks: what optimizers call in every step.
 
-    def apply(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
-        """`prox` for callers that have checked their step: it does not read a tensor step, which may be on a device."""
-        self.check(x)
-        if x.numel() == 0 or (not isinstance(step, Tensor) and step == 0):
-            return x.clone() if out is None else out.copy_(x)
-        if isinstance(step, Tensor) and step.device.type != "mps":
-            step = step.double()  # step·strength may leave the range of float32
-        if shards.is_divided(x):
-            return self._apply_to_parts(x, step, out)
-        work = widen(x)
-        if isinstance(step, Tensor):
-            result = torch.where(step == 0, work, self._prox_by_parts(work, step, None))
-        else:
-            result = self._prox_by_parts(work, step, out if work is x else None)
-        if out is None:
-            return result if result is not x and result.dtype == x.dtype else result.to(x.dtype, copy=True)
-        return out if result is out else out.copy_(result)
+        Args:
+            tensors: the points.
+            step: as for `prox`: one for all tensors, or a sequence with one for each.
 
-    def apply_to_all(self, tensors: Sequence[Tensor], step: float | Tensor) -> None:
-        """`apply` in place, soon for many ordinary tensors that are fit to compute in and were checked."""
-        if not isinstance(step, Tensor) and step == 0:
+        >>> import torch, proxmo
+        >>> x = torch.tensor([1.5, -3.0])
+        >>> proxmo.L1(2.0).prox_([x], step=0.5)
+        >>> x
+        tensor([ 0.5000, -2.0000])
+        """
+        if not isinstance(step, (Tensor, Sequence)) and step == 0:
             return
-        if isinstance(step, Tensor) or shards.any_divided(tensors):
-            for x in tensors:
-                self.apply(x, step, out=x)
+        steps: Sequence[Step] = step if isinstance(step, Sequence) else [step] * len(tensors)
+        rest = set(range(len(tensors)))
+        for indices in _small_and_alike(tensors):
+            stacked = self._stacked(tensors[indices[0]])
+            if stacked is not None:
+                members = [tensors[k] for k in indices]
+                stack = torch.stack(members)
+                one = step if not isinstance(step, Sequence) else _stack_steps([step[k] for k in indices], members)
+                stacked._prox_tensor_(stack, one)
+                torch._foreach_copy_(members, stack.unbind())
+                rest.difference_update(indices)
+        for k in sorted(rest):
+            self._prox_tensor_(tensors[k], steps[k])
+
+    def _prox_tensor_(self, x: Tensor, step: Step) -> None:
+        """Replace one tensor, or one stack of tensors, by its prox."""
+        if x.numel() == 0:
             return
-        for x in tensors:
-            if x.numel() and (result := self._prox_by_parts(x, step, x)) is not x:
-                x.copy_(result)
-
-    def apply_in_one_piece(self, x: Tensor, step: float) -> None:
-        """`apply_to_all` for one tensor, which has elements, without parts; the step is above 0."""
-        if (result := self._prox(x, step, x)) is not x:
-            x.copy_(result)
-
-    def _apply_to_parts(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
-        work, target = widen(x), None if out is None else shards.local(out)
-        part = shards.local(work)
+        work = self._seen(widen(x))  # x itself, a wider copy, the local shard, or the gathered tensor
+        local = shards.local(work)
         if isinstance(step, Tensor):
-            result = torch.where(step == 0, part, self._prox_of_part(work, step, None))
+            step = self._step_for(x, step, local.dtype)
+        chunks = row_chunks(local) if self._acts_on_rows(work) else 1
+        if chunks > 1:
+            per_element = isinstance(step, Tensor) and step.dim() > 0
+            steps: Iterable[Any] = step.expand(local.shape).chunk(chunks) if per_element else repeat(step)  # type: ignore[union-attr]
+            for rows, step_of_rows in zip(local.chunk(chunks), steps, strict=False):
+                self._call_hook(rows, rows, step_of_rows)
+        elif local.numel() or not self.separable:  # a rank without elements still takes part in collectives
+            self._call_hook(work, local, step)
+        target = shards.local(x)
+        if local is not target:
+            gathered = shards.is_divided(x) and not self.separable and not shards.is_divided(work)
+            target.copy_(shards.part_of(local, x) if gathered else local)
+        shards.note_written([x])
+
+    def _step_for(self, x: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a step tensor as the hooks take it: 0-d in float64, or for the local shard and not narrower than it."""
+        if step.numel() == 1:
+            step = step.reshape(())
+            return step if step.device.type == "mps" else step.double()  # step·strength may leave the range of float32
+        step = shards.local_step(step, x)
+        if not self.separable:
+            return step.to(torch.promote_types(step.dtype, dtype))
+        if step.dtype == torch.float64 and dtype == torch.float32:  # a step beyond float32 must not become 0 or inf
+            limits = torch.finfo(dtype)
+            step = torch.where(step == 0, 0.0, step.clamp(limits.smallest_normal, limits.max))
+        return step.to(dtype)
+
+    def _call_hook(self, x: Tensor, local: Tensor, step: Step) -> None:
+        """Write the prox of ``x`` to ``local``, its local shard or itself."""
+        if isinstance(step, Tensor):  # whether it is zero is not read: it may be on a device
+            result = torch.where(step == 0, local, self._prox(x, step, None))
         else:
-            result = self._prox_of_part(work, step, target if work is x else None)
-        if out is None or target is None:
-            # what comes back of a tensor that all processes have whole may be it itself
-            return shards.from_local(result.to(x.dtype, copy=result.data_ptr() == part.data_ptr()), x)
-        if result is not target:
-            target.copy_(result)
-        shards.note_written([out])
-        return out
+            result = self._prox(x, step, None if is_transformed(local) else local)  # vmap has no rules for out=
+        if result is not local:
+            local.copy_(result)
 
-    def _prox_of_part(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
-        """What this process holds of the prox."""
-        seen = self._seen(x)
-        if seen is x or self.separable:
-            return self._prox_by_parts(seen, step, out) if seen.numel() else seen
-        return shards.part_of(self._prox_by_parts(seen, step, None), x)
+    def _check_step(self, x: Tensor, step: Step) -> None:
+        """Raise if the prox of ``x`` is not known for a step tensor."""
+        if not isinstance(step, Tensor) or step.dim() == 0:
+            return
+        if not self.elementwise_step:
+            raise ValueError(
+                f"step must be one number for the prox of {self}, got a tensor of shape {tuple(step.shape)}; a penalty "
+                "class whose _prox takes a step for every element says so with elementwise_step = True"
+            )
+        if not self.separable and not torch.compiler.is_compiling():
+            zero = shards.local(step) == 0
+            if bool(zero.any()) and not bool(zero.all()):
+                raise ValueError(f"step must be > 0 for all elements or 0 for all in the prox of {self}, got a mixture")
 
-    def _prox_by_parts(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
-        """`_prox`, of a large tensor part by part where that can be."""
-        parts = number_of_parts(x)
-        if parts == 1 or not self.acts_on_rows(x):
-            return self._prox(x, step, out)
-        whole = x if out is x else empty_like(x)  # another ``out`` may share memory with other parts
-        for part, target in zip(x.chunk(parts), whole.chunk(parts), strict=True):
-            if (result := self._prox(part, step, target)) is not target:
-                target.copy_(result)
-        return whole
+    def block_shape(self, x: Tensor) -> tuple[int, ...]:
+        """Return the shape of a step with one number per block, which broadcasts to ``x``.
 
-    def acts_on_rows(self, x: Tensor) -> bool:
-        """Whether the prox of ``x`` is made of those of its rows, along the first axis."""
-        return self.separable and self._is_uniform()
+        Blocks are the finest parts of ``x`` on which one step keeps the prox as simple as with one step for all: the
+        elements of a separable penalty, the groups of a group penalty, otherwise the whole tensor. A method that
+        chooses its own metric may keep it constant on blocks, ``x.square().sum_to_size(penalty.block_shape(x))``.
 
-    def _is_uniform(self) -> bool:
-        """Whether all rows are treated alike: not if a field has, say, weights of all elements."""
+        >>> import torch, proxmo
+        >>> x = torch.zeros(3, 2)
+        >>> [p.block_shape(x) for p in (proxmo.L1(0.1), proxmo.GroupL2(0.1, dim=0), proxmo.Nuclear(0.1))]
+        [(3, 2), (3, 1), (1, 1)]
+        """
+        return tuple(x.shape) if self.separable else (1,) * x.dim()
+
+    def kernel(self, step: float) -> Kernel | None:
+        """Return the compiled prox that ``fused=True`` uses, or ``None`` if there is none.
+
+        A penalty of your own returns a `proxmo.kernels.Kernel` here. It is asked only where numba is installed.
+        """
+        return None
+
+    def current_kernel(self, step: float) -> Kernel | None:
+        """Return `kernel`, or ``None`` if a subclass has changed the prox and inherited the kernel."""
+        return None if _inherits_stale_kernel(type(self)) else self.kernel(step)
+
+    def _kernel_for(self, x: Tensor, step: Step) -> Kernel | None:
+        one_number = not isinstance(step, Tensor) or step.dim() == 0
+        if not (one_number and is_eager_cpu(x) and kernels.takes(x) and kernels.available()) or step == 0:
+            return None
+        return self.current_kernel(float(step))
+
+    def _stacked(self, x: Tensor) -> Penalty | None:
+        """Return this penalty for a stack of tensors like ``x`` along a new first axis; ``None`` if there is none."""
+        return self if self.separable and self._has_number_fields() else None
+
+    def _acts_on_rows(self, x: Tensor) -> bool:
+        """Whether the prox of ``x`` is made of those of its rows along the first axis."""
+        return self.separable and self._has_number_fields()
+
+    def _has_number_fields(self) -> bool:
+        """Whether all rows and all tensors are treated alike; a field may hold, say, a weight for every element."""
         return all(name == "dim" or isinstance(value, (int, float)) for name, value in vars(self).items())
 
     def check(self, x: Tensor) -> None:  # noqa: B027  most penalties fit every tensor
         """Raise a ``ValueError`` if this penalty does not fit the shape of ``x``."""
 
     def zero_groups(self, x: Tensor) -> tuple[int, int] | None:
-        """How many groups of ``x`` are entirely zero, and how many there are; ``None`` for a penalty without groups."""
+        """Return how many groups of ``x`` are entirely zero and how many there are; ``None`` without groups."""
         return None
 
     def _value(self, x: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define _value")
 
     @abstractmethod
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
-        """Write the result to ``out`` if given (it may be ``x``), else to a new tensor; return it."""
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
+        """Return the prox: in ``out``, which may be ``x``, or in a new tensor."""
+
+
+def _small_and_alike(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the indices of small tensors, in lists of two or more with one shape, dtype and device."""
+    if len(tensors) < 2 or torch.compiler.is_compiling():
+        return []
+    alike: dict[Any, list[int]] = {}
+    for k, x in enumerate(tensors):
+        if 0 < x.numel() <= _SMALL and type(x) in (Tensor, Parameter):
+            alike.setdefault((x.shape, x.dtype, x.device), []).append(k)
+    return [indices for indices in alike.values() if len(indices) > 1]
+
+
+def _stack_steps(steps: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([step.expand(x.shape) for step, x in zip(steps, tensors, strict=True)])
 
 
 class WithDim(Penalty):
@@ -257,9 +338,9 @@ class WithDim(Penalty):
 
 
 class Grouped(WithDim):
-    """A penalty whose ``dim`` names the axes that index its groups; with ``None`` the whole tensor is one.
+    """A penalty whose ``dim`` names the axes that index its groups; ``None`` makes the whole tensor one group.
 
-    Its hooks read ``x`` through `Groups`, which reduce also over what other processes hold of it: nothing is gathered.
+    Its hooks read ``x`` through `Groups`, whose reductions include the shards of other ranks: nothing is gathered.
     """
 
     sum_over_groups: ClassVar[bool] = False
@@ -272,19 +353,38 @@ class Grouped(WithDim):
         count = math.prod([x.shape[axis] for axis in indexing_axes(x, self.dim)])
         return int(groups.total(groups.sum(groups.elements != 0) == 0)), count
 
-    def acts_on_rows(self, x: Tensor) -> bool:
+    def block_shape(self, x: Tensor) -> tuple[int, ...]:
+        if self.separable or not self.sum_over_groups:
+            return super().block_shape(x)
+        outer = indexing_axes(x, self.dim)
+        return tuple(size if axis in outer else 1 for axis, size in enumerate(x.shape))
+
+    def _stacked(self, x: Tensor) -> Penalty | None:
+        if self.separable or not self.sum_over_groups or not self._has_number_fields():
+            return super()._stacked(x)
+        stacked = copy.copy(self)
+        stacked.dim = (0, *(axis + 1 for axis in indexing_axes(x, self.dim)))
+        return stacked
+
+    def _acts_on_rows(self, x: Tensor) -> bool:
         alone = self.separable or (self.sum_over_groups and 0 in indexing_axes(x, self.dim))
-        return alone and self._is_uniform()
+        return alone and self._has_number_fields()
 
     def _seen(self, x: Tensor) -> Tensor:
         return shards.local(x) if self.separable else x
 
+    def _rows_kernel(self, function: Any, *constants: float) -> Kernel | None:
+        """Return a kernel that takes group by group, if groups are rows along the first axis or whole tensors."""
+        if self.dim in (0, (0,)):
+            return Kernel(function, constants, per="row")
+        return Kernel(function, constants, per="tensor") if self.dim in (None, ()) else None
+
 
 class Constraint(Penalty):
-    """The indicator of a set: value 0 inside and +inf outside, so that the prox is the projection, whatever the step.
+    """The indicator of a set: value 0 inside and +inf outside, so that the prox is a projection, whatever the step.
 
-    A point counts as inside when it violates the constraint by rounding only, so that a projected point is (unless its
-    entries are so small that their dtype has no full precision for them).
+    A point counts as inside if it violates the constraint by rounding only, so that a projected point is inside (unless
+    its entries are too small for the full precision of their dtype).
     Subclasses write ``_inside(x, slack)``, with ``slack`` the relative violation that rounding explains, and
     ``_project(x, out)``.
 
@@ -301,12 +401,13 @@ class Constraint(Penalty):
 
         return self._evaluate(x, indicator)
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return self._project(x, out)
 
     @abstractmethod
     def _inside(self, x: Tensor, slack: float) -> Tensor:
-        """A 0-d bool tensor; false when ``x`` has a NaN."""
+        """Return a 0-d bool tensor; false if ``x`` has a NaN."""
 
     @abstractmethod
-    def _project(self, x: Tensor, out: Tensor | None) -> Tensor: ...
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        """Return the projection: in ``out``, which may be ``x``, or in a new tensor."""

@@ -1,13 +1,14 @@
 """Constraints: sets that the prox projects onto.
 
 The balls, the simplex and TopK take the whole tensor as one vector, or with `dim` each group as one: everything that
-shares its index along those axes. So `Simplex(dim=0)` makes each row of a matrix sum to 1: `dim` says which axes index
-the vectors, where torch's `dim` often says which are summed.
+shares its index along those axes. So `Simplex(dim=0)` makes each row of a matrix sum to 1: `dim` names the axes that
+index the vectors, where torch's `dim` often names those that are summed.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,11 +16,12 @@ import torch
 from torch import Tensor
 
 from proxmo import checks
-from proxmo.penalties.axes import Groups
+from proxmo.kernels import Kernel
+from proxmo.penalties.axes import Groups, Step
 from proxmo.penalties.base import AnyFloat, Constraint, Count, Dim, Grouped, NonNegativeFloat
 from proxmo.penalties.groups import group_norms
 from proxmo.penalties.selection import mask_of_largest
-from proxmo.penalties.thresholds import fit, project_simplex
+from proxmo.penalties.thresholds import LEAST, fit, project_simplex, secular_root, widest
 
 
 def _clamp(x: Tensor, low: float, high: float, out: Tensor | None) -> Tensor:
@@ -29,6 +31,31 @@ def _clamp(x: Tensor, low: float, high: float, out: Tensor | None) -> Tensor:
 
 def _within(x: Tensor, low: float, high: float, slack: float) -> Tensor:
     return ((x >= low - slack * abs(low)) & (x <= high + slack * abs(high))).all()
+
+
+class GroupConstraint(Grouped, Constraint):
+    """A set for each group: where the step is the same within groups it does not matter, else it is a metric."""
+
+    separable: ClassVar[bool] = False
+    elementwise_step: ClassVar[bool] = True
+    sum_over_groups: ClassVar[bool] = True
+
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
+        groups = Groups(x, self.dim)
+        if groups.per_group(step) is not None:
+            return self._project(x, out)
+        return groups.onto_tensor(self._project_in_metric(groups, groups.onto_elements(step)))  # type: ignore[arg-type]
+
+    @abstractmethod
+    def _project_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
+        """Return the minimiser of Σ (u_i − x_i)²/step_i over the set, of the shape of ``groups.elements``."""
+
+
+def _project_simplex_in_metric(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
+    """Return max(y − θ·step, 0) with the θ that makes the sum of each group ``radius``."""
+    scale = groups.amax(step)
+    step = (step / torch.where(scale > 0, scale, 1.0)).clamp_(min=LEAST)
+    return project_simplex(y / step, radius, groups, weights=step, in_place=True).mul_(step)
 
 
 @dataclass
@@ -49,11 +76,12 @@ class Box(Constraint):
     high: AnyFloat
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         value = checks.number(f"Box: {name}", value)
         bounds = {"low": -math.inf, "high": math.inf, **vars(self), name: value}
-        # no number lies between two bounds at the same infinity
+        # no number lies between two equal infinities
         if bounds["low"] > bounds["high"] or bounds["low"] == math.inf or bounds["high"] == -math.inf:
             raise ValueError(f"Box: low must not exceed high, got low={bounds['low']!r} and high={bounds['high']!r}")
         super().__setattr__(name, value)
@@ -63,6 +91,11 @@ class Box(Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         return _clamp(x, self.low, self.high, out)
+
+    def kernel(self, step: float) -> Kernel:
+        from proxmo.penalties import compiled_elements
+
+        return Kernel(compiled_elements.clamp, (self.low, self.high))
 
 
 @dataclass
@@ -77,6 +110,7 @@ class NonNegative(Constraint):
 
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         return (x >= 0).all()
@@ -84,12 +118,18 @@ class NonNegative(Constraint):
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         return torch.clamp(x, min=0, out=out)
 
+    def kernel(self, step: float) -> Kernel:
+        from proxmo.penalties import compiled_elements
+
+        return Kernel(compiled_elements.clamp, (0.0, math.inf))
+
 
 @dataclass
-class L1Ball(Grouped, Constraint):
+class L1Ball(GroupConstraint):
     """Σ|x| ≤ radius: a budget that makes elements exactly zero.
 
-    prox: sign(x)·max(|x| − τ, 0) with the τ that meets the budget; x itself inside the ball.
+    prox: sign(x)·max(|x| − τ, 0) with the τ that meets the budget; x itself inside the ball. A step for every element
+    makes it τ·step_i.
 
     Args:
         radius: the budget, ≥ 0.
@@ -102,8 +142,6 @@ class L1Ball(Grouped, Constraint):
     radius: NonNegativeFloat
     dim: Dim = None
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = False
-    sum_over_groups: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         groups = Groups(x, self.dim)
@@ -116,12 +154,23 @@ class L1Ball(Grouped, Constraint):
         nearest = project_simplex(magnitudes, self.radius, groups, in_place=True).copysign_(groups.elements)
         return torch.where(groups.onto_tensor(inside), groups.tensor, groups.onto_tensor(nearest), out=out)
 
+    def _project_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
+        magnitudes = widest(groups.elements).abs()
+        inside = groups.sum(magnitudes) <= self.radius
+        nearest = _project_simplex_in_metric(magnitudes, self.radius, groups, widest(step))
+        return torch.where(inside, groups.elements, nearest.copysign_(groups.elements))
+
+    def kernel(self, step: float) -> Kernel | None:
+        from proxmo.penalties import compiled_rows
+
+        return self._rows_kernel(compiled_rows.l1_ball, self.radius)
+
 
 @dataclass
-class L2Ball(Grouped, Constraint):
+class L2Ball(GroupConstraint):
     """‖x‖₂ ≤ radius: max-norm regularization, or a bound on each neuron.
 
-    prox: x·min(1, radius/‖x‖₂).
+    prox: x·min(1, radius/‖x‖₂); with a step for every element x_i/(1 + θ·step_i), with the θ that makes the norm right.
 
     Args:
         radius: the largest norm allowed, ≥ 0.
@@ -134,8 +183,6 @@ class L2Ball(Grouped, Constraint):
     radius: NonNegativeFloat
     dim: Dim = None
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = False
-    sum_over_groups: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         groups = Groups(x, self.dim)
@@ -144,8 +191,23 @@ class L2Ball(Grouped, Constraint):
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
         norms = groups.onto_tensor(group_norms(groups, groups.elements))
-        # radius/norms may be too small a number where the product is not
+        # radius/norms may underflow where the product does not
         return torch.where(norms <= self.radius, groups.tensor, groups.tensor / norms * self.radius, out=out)
+
+    def _project_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
+        values = widest(groups.elements)
+        inside = group_norms(groups, values) <= self.radius
+        if self.radius == 0:
+            return torch.where(inside, groups.elements, values * 0.0)
+        scale = groups.amax(step := widest(step))
+        a = 1 / (step / torch.where(scale > 0, scale, 1.0)).clamp_(min=LEAST)
+        theta = secular_root(values.abs() / self.radius * a, a, groups)
+        return torch.where(inside, groups.elements, values * (a / (a + theta)))
+
+    def kernel(self, step: float) -> Kernel | None:
+        from proxmo.penalties import compiled_rows
+
+        return self._rows_kernel(compiled_rows.l2_ball, self.radius)
 
 
 @dataclass
@@ -166,6 +228,7 @@ class LInfBall(Grouped, Constraint):
     dim: Dim = None
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         return _within(x, -self.radius, self.radius, slack)
@@ -173,12 +236,17 @@ class LInfBall(Grouped, Constraint):
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         return _clamp(x, -self.radius, self.radius, out)
 
+    def kernel(self, step: float) -> Kernel:
+        from proxmo.penalties import compiled_elements
+
+        return Kernel(compiled_elements.clamp, (-self.radius, self.radius))
+
 
 @dataclass
-class Simplex(Grouped, Constraint):
+class Simplex(GroupConstraint):
     """x ≥ 0 and Σx = radius: probabilities, mixing weights.
 
-    prox: max(x − τ, 0) with the τ that makes the sum right.
+    prox: max(x − τ, 0) with the τ that makes the sum right; a step for every element makes it τ·step_i.
 
     Args:
         radius: the sum, ≥ 0.
@@ -194,13 +262,11 @@ class Simplex(Grouped, Constraint):
     radius: NonNegativeFloat = 1.0
     dim: Dim = None
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = False
-    sum_over_groups: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         groups = Groups(x, self.dim)
         negative = groups.sum(groups.elements < 0) > 0
-        # contiguous: torch loses digits in sums over views with gaps, the more the longer they are
+        # contiguous: torch loses digits in long sums over strided views
         off = (groups.sum(groups.elements.contiguous()) - self.radius).abs()
         return groups.every(~negative & (off <= slack * self.radius))
 
@@ -209,12 +275,21 @@ class Simplex(Grouped, Constraint):
         result = groups.onto_tensor(project_simplex(groups.elements, self.radius, groups))
         return result if out is None else out.copy_(result)
 
+    def _project_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
+        return _project_simplex_in_metric(widest(groups.elements), self.radius, groups, widest(step))
+
+    def kernel(self, step: float) -> Kernel | None:
+        from proxmo.penalties import compiled_rows
+
+        return self._rows_kernel(compiled_rows.simplex, self.radius)
+
 
 @dataclass
-class TopK(Grouped, Constraint):
+class TopK(GroupConstraint):
     """At most k non-zeros: a sparsity that is chosen, not tuned.
 
-    prox: keep the k elements of largest magnitude, set the others to zero; of equal ones any may stay.
+    prox: keep the k elements of largest magnitude and set the others to zero; ties are broken arbitrarily. With a step
+    for every element those of largest x_i²/step_i.
 
     Args:
         k: how many elements may be non-zero, ≥ 0.
@@ -228,8 +303,6 @@ class TopK(Grouped, Constraint):
     k: Count
     dim: Dim = None
     convex: ClassVar[bool] = False
-    separable: ClassVar[bool] = False
-    sum_over_groups: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         groups = Groups(x, self.dim)
@@ -238,6 +311,14 @@ class TopK(Grouped, Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
-        # a NaN shows, also where it is not large
-        stays = groups.onto_tensor(mask_of_largest(groups, self.k)) | groups.tensor.isnan()
-        return torch.where(stays, groups.tensor, groups.tensor.new_zeros(()), out=out)
+        return self._keep_largest(groups, groups.elements.abs(), out)
+
+    def _project_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
+        scale = groups.amax(step := widest(step))
+        step = (step / torch.where(scale > 0, scale, 1.0)).clamp_(min=LEAST)
+        kept = self._keep_largest(groups, widest(groups.elements).abs() / step.sqrt_(), None)
+        return groups.onto_elements(kept)
+
+    def _keep_largest(self, groups: Groups, scores: Tensor, out: Tensor | None) -> Tensor:
+        stays = mask_of_largest(groups, scores, self.k) | groups.elements.isnan()  # NaN must not go unseen
+        return torch.where(groups.onto_tensor(stays), groups.tensor, groups.tensor.new_zeros(()), out=out)

@@ -1,7 +1,8 @@
 """Penalties that are a sum over elements.
 
-In formulas x is one element, s the strength and t = step·s. Where a penalty is not convex its prox jumps, and the form
-of the jump depends on the step; `torch.where(|x| <= …, 0, x)` puts NaN on the side that keeps it.
+In formulas x is one element, s the strength and t = step·s; a step for every element needs no other formula. Where a
+penalty is not convex its prox jumps, and the form of the jump depends on the step. `torch.where(|x| <= …, 0, x)` keeps
+NaN.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from proxmo.kernels import Kernel
+from proxmo.penalties.axes import Step
 from proxmo.penalties.base import FloatAboveOne, NonNegativeFloat, Penalty, PositiveFloat
 from proxmo.penalties.thresholds import fit
 
 
 def soft_threshold(x: Tensor, threshold: float | Tensor, out: Tensor | None = None) -> Tensor:
-    """sign(x)·max(|x| − threshold, 0)."""
+    """Return sign(x)·max(|x| − threshold, 0)."""
     if isinstance(threshold, Tensor):
         return torch.sub(x, x.clamp(-threshold, threshold), out=out)
     # one pass and no temporary: several times faster than the line above on large tensors
@@ -26,7 +29,7 @@ def soft_threshold(x: Tensor, threshold: float | Tensor, out: Tensor | None = No
 
 
 def choose(condition: bool | Tensor, yes: float | Tensor, no: float | Tensor) -> float | Tensor:
-    """``yes if condition else no`` for numbers that may be 0-d tensors."""
+    """Return ``yes if condition else no`` for numbers or tensors."""
     if isinstance(condition, Tensor):
         wide = condition.new_zeros((), dtype=torch.float64)
         return torch.where(condition, wide + yes, wide + no)
@@ -34,10 +37,10 @@ def choose(condition: bool | Tensor, yes: float | Tensor, no: float | Tensor) ->
 
 
 def bend(x: Tensor, corner: float, slope: float | Tensor, lowest: float) -> Tensor:
-    """sign(x)·(|x| − slope·(corner − |x|)), with magnitudes kept between ``lowest`` and |x|.
+    """Return sign(x)·(|x| − slope·(corner − |x|)), with magnitudes clamped between ``lowest`` and |x|.
 
-    The middle piece of MCP and SCAD: it shrinks to nothing at ``corner``. In this form, and so bounded, it stays right
-    where the slope is so steep that rounding errors would be blown up.
+    The middle piece of MCP and SCAD: the shrinkage falls to zero at ``corner``. The clamp keeps it right where the
+    slope is so steep that it would blow up rounding errors.
     """
     magnitude = x.abs()
     moved = magnitude - (fit(corner, x.dtype) - magnitude) * slope
@@ -60,12 +63,18 @@ class L1(Penalty):
     strength: NonNegativeFloat
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         return self.strength * x.abs().sum()
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return soft_threshold(x, step * self.strength, out)
+
+    def kernel(self, step: float) -> Kernel:
+        from proxmo.penalties import compiled_elements
+
+        return Kernel(compiled_elements.soft, (step * self.strength,))
 
 
 @dataclass
@@ -84,12 +93,18 @@ class SquaredL2(Penalty):
     strength: NonNegativeFloat
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         return (x * math.sqrt(self.strength / 2)).square().sum()  # x² alone may overflow where s·x² does not
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return torch.div(x, 1 + step * self.strength, out=out)
+
+    def kernel(self, step: float) -> Kernel:
+        from proxmo.penalties import compiled_elements
+
+        return Kernel(compiled_elements.divide, (1 + step * self.strength,))
 
 
 @dataclass
@@ -110,12 +125,18 @@ class ElasticNet(Penalty):
     l2: NonNegativeFloat
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         return self.l1 * x.abs().sum() + (x * math.sqrt(self.l2 / 2)).square().sum()
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return soft_threshold(x, step * self.l1, out).div_(1 + step * self.l2)
+
+    def kernel(self, step: float) -> Kernel:
+        from proxmo.penalties import compiled_elements
+
+        return Kernel(compiled_elements.elastic, (step * self.l1, 1 + step * self.l2))
 
 
 @dataclass
@@ -136,15 +157,22 @@ class Huber(Penalty):
     delta: PositiveFloat
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         magnitude = x.abs()
         core = magnitude.clamp(max=fit(self.delta, x.dtype))
         return (self.strength * core * (magnitude - core / 2)).sum()
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         t = step * self.strength
         return torch.where(x.abs() <= self.delta * (1 + t), x / (1 + t), soft_threshold(x, t * self.delta), out=out)
+
+    def kernel(self, step: float) -> Kernel:
+        from proxmo.penalties import compiled_elements
+
+        t = step * self.strength
+        return Kernel(compiled_elements.huber, (t * self.delta, self.delta * (1 + t), 1 + t))
 
 
 @dataclass
@@ -163,13 +191,19 @@ class L0(Penalty):
     strength: NonNegativeFloat
     convex: ClassVar[bool] = False
     separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         return self.strength * (x != 0).sum().to(x.dtype)
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
-        threshold = fit(math.sqrt(2 * self.strength) * step**0.5, x.dtype)  # inf is beyond every threshold
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
+        threshold = fit(math.sqrt(2 * self.strength) * step**0.5, x.dtype)  # so that inf stays above it
         return torch.where(x.abs() <= threshold, x.new_zeros(()), x, out=out)
+
+    def kernel(self, step: float) -> Kernel:
+        from proxmo.penalties import compiled_elements
+
+        return Kernel(compiled_elements.hard, (math.sqrt(2 * self.strength) * math.sqrt(step),))
 
 
 @dataclass
@@ -191,20 +225,30 @@ class MCP(Penalty):
     concavity: PositiveFloat
     convex: ClassVar[bool] = False
     separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         magnitude = x.abs().clamp(max=fit(self.concavity * self.strength, x.dtype))
         return (magnitude * (self.strength - magnitude / (2 * self.concavity))).sum()
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         s, c = self.strength, self.concavity
         gentle = step < c
-        threshold = fit(choose(gentle, step * s, s * (c * step) ** 0.5), x.dtype)  # inf is beyond every threshold
+        threshold = fit(choose(gentle, step * s, s * (c * step) ** 0.5), x.dtype)  # so that inf stays above it
         flat_from = choose(gentle, c * s, threshold)
         shrunk = bend(x, c * s, choose(gentle, step / choose(gentle, c - step, 1.0), 0.0), lowest=0.0)
         magnitude = x.abs()
         large = torch.where(magnitude <= flat_from, shrunk, x)
         return torch.where(magnitude <= threshold, x.new_zeros(()), large, out=out)
+
+    def kernel(self, step: float) -> Kernel:
+        from proxmo.penalties import compiled_elements
+
+        s, c = self.strength, self.concavity
+        gentle = step < c
+        threshold = step * s if gentle else s * math.sqrt(c * step)
+        slope = step / (c - step) if gentle else 0.0
+        return Kernel(compiled_elements.mcp, (threshold, c * s if gentle else threshold, c * s, slope))
 
 
 @dataclass
@@ -227,6 +271,7 @@ class SCAD(Penalty):
     concavity: FloatAboveOne = 3.7
     convex: ClassVar[bool] = False
     separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         s, a = self.strength, self.concavity
@@ -235,7 +280,7 @@ class SCAD(Penalty):
         bending = (magnitude.clamp(max=fit(a * s, x.dtype)) - s).relu()
         return (s * rising + bending * (s - bending / (2 * (a - 1)))).sum()
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         s, a = self.strength, self.concavity
         gentle = step < a - 1
         jump = choose(step <= a + 1, s * (a + 1 + step) / 2, s * ((a + 1) * step) ** 0.5)
@@ -245,6 +290,16 @@ class SCAD(Penalty):
         magnitude = x.abs()
         large = torch.where(magnitude <= flat_from, bent, x)
         return torch.where(magnitude <= soft_until, soft_threshold(x, step * s), large, out=out)
+
+    def kernel(self, step: float) -> Kernel:
+        from proxmo.penalties import compiled_elements
+
+        s, a = self.strength, self.concavity
+        gentle = step < a - 1
+        jump = s * (a + 1 + step) / 2 if step <= a + 1 else s * math.sqrt((a + 1) * step)
+        slope = step / (a - 1 - step) if gentle else 0.0
+        bounds = (s * (1 + step), a * s) if gentle else (jump, jump)
+        return Kernel(compiled_elements.scad, (step * s, *bounds, a * s, slope, s))
 
 
 @dataclass
@@ -264,14 +319,21 @@ class LHalf(Penalty):
     strength: NonNegativeFloat
     convex: ClassVar[bool] = False
     separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         zero = x == 0  # where the slope is infinite; autograd then gives 0, a subgradient
         return self.strength * torch.where(zero, 0.0, torch.where(zero, 1.0, x.abs()).sqrt()).sum()
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         threshold = fit(54 ** (1 / 3) / 4 * (2 * self.strength) ** (2 / 3) * step ** (2 / 3), x.dtype)
         magnitude = x.abs()
         angle = (magnitude / threshold).pow_(-1.5).mul_(math.sqrt(0.5)).acos_()
         root = angle.mul_(-2 / 3).add_(2 * math.pi / 3).cos_().add_(1).mul_(2 / 3).mul_(x)
         return torch.where(magnitude <= threshold, x.new_zeros(()), root, out=out)
+
+    def kernel(self, step: float) -> Kernel:
+        from proxmo.penalties import compiled_elements
+
+        threshold = 54 ** (1 / 3) / 4 * (2 * self.strength) ** (2 / 3) * step ** (2 / 3)
+        return Kernel(compiled_elements.half, (threshold, -1.5, math.sqrt(0.5), 2 / 3, 2 * math.pi / 3, 1.0))

@@ -1,7 +1,8 @@
 """Penalties that make whole groups vanish: rows, neurons, channels.
 
 A group is everything that shares its index along the axes `dim`: with `dim=0` on a Linear or Conv weight, all weights
-into one output neuron or channel. In formulas x_g is a group, s the strength and t = step·s.
+into one output neuron or channel. In formulas x_g is a group, s the strength and t = step·s. Where the step differs
+within a group, x_i, t_i and step_i are its elements.
 """
 
 from __future__ import annotations
@@ -12,58 +13,70 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proxmo.parts import is_at_hand
-from proxmo.penalties.axes import Groups
+from proxmo.eager import is_eager_cpu
+from proxmo.kernels import Kernel
+from proxmo.penalties.axes import Groups, Step
 from proxmo.penalties.base import Dim, Grouped, NonNegativeFloat
 from proxmo.penalties.elementwise import soft_threshold
-from proxmo.penalties.thresholds import cap
-
-_FEW_ELEMENTS = 1 << 16  # of which a copy in float64 takes little time
+from proxmo.penalties.thresholds import LEAST, cap, secular_root, widest
 
 
 def group_norms(groups: Groups, values: Tensor) -> Tensor:
-    """The Euclidean norm of ``values`` over each group.
+    """Return the Euclidean norm of ``values`` over each group.
 
-    Squares might overflow or vanish: few elements are squared in float64, many are scaled if need be. Not
-    `torch.linalg.vector_norm` of many in float32: it loses digits with the length of the group (1% at 10⁷ elements on
-    a CPU), sums do not.
+    Squares may overflow or vanish; then each group is scaled by its largest element. Not `torch.linalg.vector_norm`: in
+    float32 it loses digits with the length of the group (1% at 10⁷ elements on a CPU), sums do not.
     """
-    if not is_at_hand(values) or groups.divided:
+    if not is_eager_cpu(values) or groups.sharded:
         return _scaled_norms(groups, values)
-    if values.dtype == torch.float32 and values.numel() <= _FEW_ELEMENTS:
-        wide: Tensor = torch.linalg.vector_norm(values, 2, groups.axes, keepdim=True, dtype=torch.float64)
-        return wide.float()
     numbers = torch.finfo(values.dtype)
     squares = groups.sum(values.square())
     has_digits = (squares > groups.length * numbers.tiny / numbers.eps) & (squares < numbers.max)
-    norms = squares.sqrt()
+    norms = squares.sqrt_()
     return norms if bool(has_digits.all()) else torch.where(has_digits, norms, _scaled_norms(groups, values))
 
 
 def _scaled_norms(groups: Groups, values: Tensor) -> Tensor:
-    """Each group is scaled by its largest element; differentiable."""
     magnitudes = values.abs()
-    largest = groups.amax(magnitudes.detach())
-    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-    if magnitudes.requires_grad:
-        squares = groups.sum((magnitudes / scale).square())
-    else:
-        squares = groups.sum(magnitudes.div_(scale).square_())  # without buffers, which take longer than the numbers
+    scale = group_scales(groups, magnitudes.detach())
+    squares = groups.sum((magnitudes / scale).square())
     zero = squares == 0  # where the square root has no slope; autograd then gives 0, a subgradient
     return torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt()) * scale
 
 
-def shrink_groups(groups: Groups, x: Tensor, threshold: float | Tensor, out: Tensor | None) -> Tensor:
-    """x_g·max(1 − threshold/‖x_g‖₂, 0) for each group of ``x``."""
-    norms = groups.onto_tensor(group_norms(groups, x.reshape(groups.elements.shape)))
-    return torch.mul(x, torch.where(norms <= threshold, 0.0, (norms - threshold) / norms), out=out)
+def group_scales(groups: Groups, magnitudes: Tensor) -> Tensor:
+    """Return the largest magnitude of each group; 1 where that is zero or not finite."""
+    largest = groups.amax(magnitudes)
+    return torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+
+
+def shrink_groups(groups: Groups, x: Tensor, threshold: Step, out: Tensor | None) -> Tensor:
+    """Return the prox of Σ_g ‖x_g‖₂ for a step ``threshold``, with ``x`` of the shape of ``groups.tensor``."""
+    values = x.reshape(groups.elements.shape)
+    per_group = groups.per_group(threshold)
+    if per_group is None:
+        return groups.onto_tensor(_shrink_in_metric(groups, values, groups.onto_elements(threshold)))  # type: ignore[arg-type]
+    norms = group_norms(groups, values)
+    gains = torch.where(norms <= per_group, 0.0, (norms - per_group) / norms)
+    return torch.mul(x, groups.onto_tensor(gains), out=out)
+
+
+def _shrink_in_metric(groups: Groups, values: Tensor, t: Tensor) -> Tensor:
+    """Return ρ·x/(ρ + t) with ρ = ‖u‖₂, the root of ‖x/(ρ + t)‖₂ = 1; 0 where ‖x/t‖₂ ≤ 1. In float64."""
+    magnitudes = widest(values).abs()
+    scale = group_scales(groups, magnitudes)
+    magnitudes, t = magnitudes / scale, (widest(t) / scale).clamp_(min=LEAST)
+    vanishes = groups.sum((magnitudes / t).square()) <= 1
+    rho = secular_root(magnitudes, t, groups)
+    return torch.where(vanishes, 0.0, values * (rho / (rho + t)))
 
 
 @dataclass
 class GroupL2(Grouped):
     """s·Σ_g ‖x_g‖₂ (ℓ2,1): the group lasso, which makes whole groups exactly zero.
 
-    prox: x_g·max(1 − t/‖x_g‖₂, 0), t = step·s.
+    prox: x_g·max(1 − t/‖x_g‖₂, 0), t = step·s; where the step differs within a group, x_i·ρ/(ρ + t_i) with
+    ρ = ‖u_g‖₂, and the group vanishes if ‖x_g/t_g‖₂ ≤ 1.
 
     Args:
         strength: s ≥ 0.
@@ -78,22 +91,29 @@ class GroupL2(Grouped):
     dim: Dim = 0
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = False
+    elementwise_step: ClassVar[bool] = True
     sum_over_groups: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         groups = Groups(x, self.dim)
         return self.strength * groups.total(group_norms(groups, groups.elements))
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
         return shrink_groups(groups, groups.tensor, step * self.strength, out)
+
+    def kernel(self, step: float) -> Kernel | None:
+        from proxmo.penalties import compiled_rows
+
+        return self._rows_kernel(compiled_rows.shrink, step * self.strength)
 
 
 @dataclass
 class GroupLInf(Grouped):
     """s·Σ_g max|x_g| (ℓ∞,1): makes whole groups exactly zero and leaves the others flat at the top.
 
-    prox: cut x_g at ±τ, where what is cut off adds up to t; a group with Σ|x_g| ≤ t = step·s vanishes.
+    prox: cut x_g at ±τ, where what is cut off adds up to t; a group with Σ|x_g| ≤ t = step·s vanishes. Where the step
+    differs within a group, what is cut off is counted as Σ (|x_i| − τ)₊/step_i = s.
 
     Args:
         strength: s ≥ 0.
@@ -108,23 +128,41 @@ class GroupLInf(Grouped):
     dim: Dim = 0
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = False
+    elementwise_step: ClassVar[bool] = True
     sum_over_groups: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         groups = Groups(x, self.dim)
         return self.strength * groups.total(groups.amax(groups.elements.abs()))
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
-        level = groups.onto_tensor(cap(groups.elements.abs(), step * self.strength, groups))
+        per_group = groups.per_group(step)
+        if per_group is not None:
+            level = cap(groups.elements.abs(), per_group * self.strength, groups)
+        else:
+            level = self._level_in_metric(groups, groups.onto_elements(step))  # type: ignore[arg-type]
+        level = groups.onto_tensor(level)
         return torch.clamp(groups.tensor, 0.0 - level, level, out=out)  # 0 − 0 is 0 where −0 would be -0.0
+
+    def _level_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
+        magnitudes = widest(groups.elements).abs()
+        scale = group_scales(groups, magnitudes)
+        weights = 1 / (widest(step) * self.strength / scale).clamp_(min=LEAST)
+        level = cap(magnitudes.div_(scale), 1.0, groups, weights) * scale
+        return level.to(groups.tensor.dtype)
+
+    def kernel(self, step: float) -> Kernel | None:
+        from proxmo.penalties import compiled_rows
+
+        return self._rows_kernel(compiled_rows.cap, step * self.strength)
 
 
 @dataclass
 class SparseGroup(Grouped):
     """l1·Σ|x| + group·Σ_g ‖x_g‖₂: whole groups vanish, and elements within the groups that stay.
 
-    prox: the soft threshold step·l1 on elements, then x_g·max(1 − step·group/‖x_g‖₂, 0).
+    prox: the soft threshold step·l1 on elements, then the prox of group·Σ_g ‖x_g‖₂ as for `GroupL2`.
 
     Args:
         l1: weight of the absolute values, ≥ 0.
@@ -142,6 +180,7 @@ class SparseGroup(Grouped):
     dim: Dim = 0
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = False
+    elementwise_step: ClassVar[bool] = True
     sum_over_groups: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
@@ -149,6 +188,11 @@ class SparseGroup(Grouped):
         norms = group_norms(groups, groups.elements)
         return groups.total(self.l1 * groups.sum(groups.elements.abs()) + self.group * norms)
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
         return shrink_groups(groups, soft_threshold(groups.tensor, step * self.l1), step * self.group, out)
+
+    def kernel(self, step: float) -> Kernel | None:
+        from proxmo.penalties import compiled_rows
+
+        return self._rows_kernel(compiled_rows.soft_then_shrink, step * self.group, step * self.l1)

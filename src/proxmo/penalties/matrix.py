@@ -1,8 +1,8 @@
 """Penalties on the singular values of a tensor read as a matrix.
 
 The axes in `dim` are the rows and all others the columns, so a conv kernel with `dim=0` is the matrix of its output
-channels. Each prox keeps the singular vectors and scales the singular values σ by gains in [0, 1]. An entry that is not
-finite makes the whole matrix NaN, since every singular value depends on it.
+channels. Each prox keeps the singular vectors and scales the singular values σ by gains in [0, 1]; its step is one
+number. An entry that is not finite makes the whole matrix NaN, since every singular value depends on it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proxmo.penalties.axes import Groups, indexing_axes
+from proxmo.penalties.axes import Groups, Step, indexing_axes
 from proxmo.penalties.base import Constraint, Count, Dim, NonNegativeFloat, WithDim
 from proxmo.penalties.spectrum import scale_singular_values, singular_values
 from proxmo.penalties.thresholds import project_simplex
 
 
 def _rounding(x: Tensor, dim: Dim) -> float:
-    """How far rounding in an SVD may move singular values, relative to the largest: it grows with the longer side."""
+    """Return a bound on the rounding errors of singular values, relative to the largest one."""
     rows = prod([x.shape[axis] for axis in indexing_axes(x, dim)])
     return max(rows, x.numel() // rows) * torch.finfo(torch.float64).eps
 
@@ -49,7 +49,7 @@ class Nuclear(WithDim):
     def _value(self, x: Tensor) -> Tensor:
         return (self.strength * singular_values(x, self.dim).sum()).to(x.dtype)
 
-    def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         threshold = step * self.strength
         if self.strength == 0 or (not isinstance(threshold, Tensor) and threshold == 0):
             return x
@@ -57,7 +57,7 @@ class Nuclear(WithDim):
         def gains(sigma: Tensor) -> Tensor:
             return torch.where(sigma <= threshold, 0.0, (sigma - threshold) / sigma)
 
-        return scale_singular_values(x, self.dim, gains, out, soft=True)
+        return scale_singular_values(x, self.dim, gains, out)
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Rank(WithDim, Constraint):
         def gains(sigma: Tensor) -> Tensor:
             return (torch.arange(len(sigma), device=sigma.device) >= len(sigma) - self.rank).to(sigma.dtype)
 
-        return scale_singular_values(x, self.dim, gains, out, soft=False)
+        return scale_singular_values(x, self.dim, gains, out)
 
 
 @dataclass
@@ -126,4 +126,4 @@ class NuclearBall(WithDim, Constraint):
             outside = torch.where(sigma == 0, 0.0, kept / sigma)
             return torch.where(sigma.sum() <= self.radius, 1.0, outside)
 
-        return scale_singular_values(x, self.dim, gains, out, soft=True)
+        return scale_singular_values(x, self.dim, gains, out)

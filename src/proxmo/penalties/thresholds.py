@@ -1,17 +1,20 @@
-"""The one root-finder below ℓ∞,1, the ℓ1 ball, the simplex and the nuclear ball.
+"""The root-finders below group penalties and constraints.
 
-All four need, for each group y, the level τ at which what rises above it adds up to a given radius:
+ℓ∞,1, the ℓ1 ball, the simplex and the nuclear ball need, for each group y, the level τ at which what rises above it
+adds up to a given radius, with weights a that are 1 unless the step differs between elements:
 
-    Σ max(y − τ, 0) = radius.
+    Σ a·max(y − τ, 0) = radius.
 
 The sum is convex, decreasing and piecewise linear in τ, so Newton's method from below climbs monotonically and ends
-exactly, as soon as no element falls out of the sum any more (Michelot 1986), mostly in 4 to 10 passes over all groups
-at once, in one buffer more than y. For short rows or few elements a sort is faster; it also has no loop that depends on
-the data, which `torch.compile` could not trace. Where processes share the elements of a group only Newton will do: each
-pass adds up two numbers per group over the processes.
+exactly, as soon as no element drops out of the sum (Michelot 1986), mostly in 4 to 10 passes over all groups at once,
+with one buffer besides y. For short rows or few elements a sort is faster; it also has no loop that depends on the
+data, which `torch.compile` could not trace. Where the elements of a group are sharded, only Newton will do: each pass
+all-reduces two numbers per group.
 
 Levels are measured from the top of each group, as depths d = max(y) − τ ≥ 0: differences of close numbers are exact in
 floating point, so digits survive even where the radius is tiny beside the entries.
+
+ℓ2,1 and the ℓ2 ball have closed forms for one step per group. Otherwise they need the root of ‖z/(a + θ)‖₂ = 1.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proxmo.checks import FLOATING
-from proxmo.parts import is_at_hand
+from proxmo.eager import is_eager_cpu
 from proxmo.penalties.axes import Groups, as_rows
 
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in FLOATING}
@@ -34,8 +37,10 @@ _EPS = {dtype: torch.finfo(dtype).eps for dtype in FLOATING}
 # Measured on a CPU: below either bound the sort wins, at both it is a draw.
 _SHORT_ROW = 32
 _FEW_ELEMENTS = 1 << 16
-_FEW_ROUNDINGS = 16  # do not add up to much
-_TINY_ROW = 8  # elements, below which the start of NumPy's quicksort takes longer than the stable sort does
+_FEW_ROUNDINGS = 16  # up to this group length the rounding errors of a sum are negligible
+_TINY_ROW = 8  # elements below which NumPy's stable sort is faster than its quicksort
+LEAST = 1e-200  # stands for zero beside 1; its reciprocal can still be summed
+_SECULAR_STEPS = 60  # it takes 4 to 8; steps over 60 decades take 30
 
 
 @overload
@@ -47,103 +52,152 @@ def fit(value: float | Tensor, dtype: torch.dtype) -> float | Tensor: ...
 
 
 def fit(value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
-    """``value`` within the finite range of ``dtype``: torch refuses numbers beyond it as arguments; tensors may be."""
+    """Clamp a number to the finite range of ``dtype``: torch refuses number arguments beyond it, but not tensors."""
     if isinstance(value, Tensor):
         return value
     limit = _LARGEST[dtype]
     return value if -limit <= value <= limit else math.copysign(limit, value)
 
 
-def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool = False) -> Tensor:
-    """Each group as max(y − τ, 0), the nearest point of the simplex {u ≥ 0, Σu = radius}.
+def widest(x: Tensor) -> Tensor:
+    """Return ``x`` in float64, where the device has it: a step for every element leaves few digits in float32."""
+    return x if x.device.type == "mps" else x.double()
 
-    What is above τ by no more than its rounding (in short groups: than that of the radius) is not above it: so zeros
-    stay zeros when they are projected again.
+
+def project_simplex(
+    y: Tensor, radius: float, groups: Groups, weights: Tensor | None = None, *, in_place: bool = False
+) -> Tensor:
+    """Return max(y − τ, 0) with Σ weights·max(y − τ, 0) = radius for each group.
+
+    Without weights it is the nearest point of the simplex {u ≥ 0, Σu = radius}. An element above τ by no more than its
+    rounding (in short groups: than that of the radius) counts as not above, so that zeros stay zero when they are
+    projected again.
     """
     radius, eps = fit(radius, y.dtype), _EPS[y.dtype]
     top = groups.amax(y)
     below = y.sub_(top) if in_place else y - top
-    depth = _depth(below, radius, groups)
-    if groups.length <= _FEW_ROUNDINGS:
+    depth = _depth(below, radius, groups, weights)
+    if groups.length <= _FEW_ROUNDINGS and weights is None:
         return torch.threshold_(below.add_(depth), eps * radius, 0.0)
     active = below.add_(depth * (1 - eps)).relu_().sign()
-    # The error of rounding τ enters each element. The elements have finer digits than τ: share out what is missing.
-    reached, count = groups.add_up(below.sum(groups.axes, keepdim=True), active.sum(groups.axes, keepdim=True))
-    share = (radius - reached) / count.clamp(min=1)
+    # The rounding error of τ enters each element. The elements have finer digits than τ: share out what is missing.
+    reached, count = groups.add_up(_sum(below, groups, weights), _sum(active, groups, weights))
+    share = (radius - reached) / count.clamp(min=1 if weights is None else _tiny(y))
     return below.add_(active.mul_(share)).relu_()
 
 
-def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
-    """The level τ ≥ 0 per group above which ``magnitudes`` ≥ 0 add up to ``radius``; 0 where they do not in all.
+def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None = None) -> Tensor:
+    """Return the level τ ≥ 0 per group above which ``magnitudes`` ≥ 0 add up to ``radius``; 0 if all of them do not.
 
-    The magnitudes are written over.
+    Overwrites ``magnitudes``.
     """
     radius = fit(radius, magnitudes.dtype)
-    vanishes = groups.sum(magnitudes) <= radius  # false for NaN, which so stays in its group
+    vanishes = groups.add_up(_sum(magnitudes, groups, weights))[0] <= radius  # false for NaN, which stays in its group
     top = groups.amax(magnitudes)
-    depth = _depth(magnitudes.sub_(top), radius, groups)
+    depth = _depth(magnitudes.sub_(top), radius, groups, weights)
     return (top - depth).relu_().masked_fill_(vanishes, 0)
 
 
-def _depth(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
-    """How far the level of each group is under its top, from which ``below`` ≤ 0 is measured."""
-    few = groups.length <= _SHORT_ROW or below.numel() <= _FEW_ELEMENTS
-    sort = not groups.divided and (few or torch.compiler.is_compiling())
-    return (_depth_by_sort if sort else _depth_by_newton)(below, radius, groups)
+def _tiny(x: Tensor) -> float:
+    return torch.finfo(x.dtype).tiny
 
 
-def _depth_by_sort(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
-    """The least of the depths at which the k largest elements alone make the radius."""
+def _sum(values: Tensor, groups: Groups, weights: Tensor | None) -> Tensor:
+    """Return the weighted sum over the local elements of each group."""
+    return (values if weights is None else values * weights).sum(groups.axes, keepdim=True)
+
+
+def _depth(below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None) -> Tensor:
+    """Return how far the level of each group lies under its top, from which ``below`` ≤ 0 is measured."""
+    few = (groups.length <= _SHORT_ROW or below.numel() <= _FEW_ELEMENTS) and weights is None
+    if not groups.sharded and (few or torch.compiler.is_compiling()):
+        return _depth_by_sort(below, radius, groups, weights)
+    return _depth_by_newton(below, radius, groups, weights)
+
+
+def _depth_by_sort(below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None = None) -> Tensor:
+    """Return the least of the depths at which the k largest elements alone make the radius."""
     rows = as_rows(below, groups.axes)
     length, gaps = rows.shape[-1], rows.neg()
-    if is_at_hand(gaps) and not isinstance(radius, Tensor):
-        numbers = gaps.numpy()  # whose sort is several times faster than torch's, which keeps track of indices as well
+    if weights is not None:
+        gaps, order = gaps.sort(dim=-1)
+        mass = as_rows(weights, groups.axes).gather(-1, order)
+        sums, ranks = (gaps * mass).cumsum(-1).add_(radius), mass.cumsum(-1)
+    elif is_eager_cpu(gaps) and not isinstance(radius, Tensor):
+        numbers = gaps.numpy()  # its sort is several times faster than torch's, which also keeps track of indices
         _sort_nonnegative(numbers)
-        numbers[..., 0] += radius  # from where it gets into all sums
+        numbers[..., 0] += radius  # so that cumsum adds it to every sum
         sums, ranks = gaps.cumsum(-1), torch.from_numpy(_ranks(length, numbers.dtype))
     else:
-        sums = gaps.sort(dim=-1).values.cumsum(-1).add_(radius)
+        sums = gaps.sort(dim=-1).values.cumsum(-1)
+        sums += radius.reshape(*rows.shape[:-1], 1) if isinstance(radius, Tensor) and radius.dim() else radius
         ranks = torch.arange(1, length + 1, dtype=rows.dtype, device=rows.device)
     depth = sums.div_(ranks).amin(-1, keepdim=True)
     if rows is not below:
         depth = depth.reshape([1 if axis in groups.axes else size for axis, size in enumerate(below.shape)])
-    if torch.compiler.is_compiling():  # compiled sums are not taken in float64; Newton's method mends their rounding
-        depth, _ = _newton_step(below, radius, groups, depth, torch.empty_like(below))
+    if torch.compiler.is_compiling():  # compiled sums are not taken in float64; Newton's method corrects their rounding
+        depth, _ = _newton_step(below, radius, groups, weights, depth, torch.empty_like(below))
     return depth
 
 
 def _sort_nonnegative(rows: NDArray[Any]) -> None:
-    """Sort each row of numbers ≥ 0, or NaN, in place: their bits are integers in the same order, soon compared."""
+    """Sort each row of non-negative floats (or NaN) in place, by their bit pattern."""
     bits = rows.view(f"i{rows.itemsize}")
     bits.sort(kind="stable" if rows.shape[-1] < _TINY_ROW else None)
 
 
 @functools.lru_cache(maxsize=8)
 def _ranks(length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """1, 2, … Of short rows a prox is mostly calls, and this would be one in ten.
+    """Return 1, 2, …, cached: for short rows this call would take a tenth of the prox.
 
-    Not kept as a tensor, which would remember the mode of torch that it was made in.
+    Not cached as a tensor, which would remember the torch mode that it was made in.
     """
     return np.arange(1, length + 1, dtype=dtype)
 
 
 def _newton_step(
-    below: Tensor, radius: float | Tensor, groups: Groups, depth: Tensor, work: Tensor
+    below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None, depth: Tensor, work: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The next depth, and how many elements per group are above the present one."""
+    """Return the next depth, and the number or total weight of the elements above the present one."""
     above = torch.add(below, depth, out=work).relu_()
-    reached = above.sum(groups.axes, keepdim=True)
-    reached, active = groups.add_up(reached, above.sign_().sum(groups.axes, keepdim=True))
-    return depth - (reached - radius) / active.clamp(min=1), active
+    reached = _sum(above, groups, weights)
+    reached, active = groups.add_up(reached, _sum(above.sign_(), groups, weights))
+    return depth - (reached - radius) / active.clamp(min=1 if weights is None else _tiny(below)), active
 
 
-def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
+def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None = None) -> Tensor:
     work = torch.empty_like(below)
-    # Neither is below the root: the depth with all elements active, and the one with only the largest.
-    depth = ((radius - groups.sum(below)) / groups.length).clamp_(max=radius)
-    depth, active = _newton_step(below, radius, groups, depth, work)
+    # Two bounds from above: the depth with all elements active, and the least with one element active alone.
+    if weights is None:
+        depth = torch.minimum((radius - groups.sum(below)) / groups.length, below.new_ones(()) * radius)
+    else:
+        reached, mass = groups.add_up(_sum(below, groups, weights), _sum(torch.ones_like(below), groups, weights))
+        depth = torch.minimum((radius - reached) / mass, -groups.amax(below - radius / weights))
+    depth, active = _newton_step(below, radius, groups, weights, depth, work)
     while True:
-        depth, fewer = _newton_step(below, radius, groups, depth, work)
+        depth, fewer = _newton_step(below, radius, groups, weights, depth, work)
         if not bool((fewer < active).any()):  # false for NaN, so it cannot keep the loop going
             return depth
         active = fewer
+
+
+def secular_root(z: Tensor, a: Tensor, groups: Groups) -> Tensor:
+    """Return θ ≥ 0 with ‖z/(a + θ)‖₂ = 1 for each group, for z ≥ 0 and a > 0; 0 where the norm is at most 1 at 0.
+
+    Newton's method on 1/‖z/(a + θ)‖ − 1, which is concave and increasing, rises monotonically from below.
+    """
+    norm = groups.sum(z.square()).sqrt_()
+    theta = torch.maximum(norm - groups.amax(a), groups.amax(z - a)).clamp_(min=0)
+    for _ in range(_SECULAR_STEPS):
+        total = a + theta
+        ratio = z / total
+        squares, cubes = groups.add_up(
+            *(part.sum(groups.axes, keepdim=True) for part in (ratio.square(), ratio.square().div_(total)))
+        )
+        n = squares.sqrt()
+        higher = theta + ((n - 1) * squares / cubes).nan_to_num_(nan=0.0, posinf=0.0).clamp_(min=0)
+        done = not torch.compiler.is_compiling() and not bool((higher > theta * (1 + _EPS[z.dtype])).any())
+        theta = higher
+        if done:
+            break
+    return theta

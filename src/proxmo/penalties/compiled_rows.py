@@ -1,39 +1,31 @@
-"""The prox of one row, for each group penalty: what compiled loops apply to rows while they are in cache.
+"""The prox of one row, compiled by numba, for each group penalty.
 
-A row is a group: all that shares its index along the first axis, `dim=0`, or the whole tensor, `dim=None`. Sums run in
-blocks, each in the precision of the row and all of them in float64, so that long rows lose no digits. Thresholds are
-found as in `proxmo.penalties.thresholds`, and blocks with nothing above a level are passed over. Indices are written as
-the start of a block plus a count from 0: where LLVM does not see that they are not negative, which in Python count from
-the end, it gathers elements one by one.
+A row is a group: everything with one index along the first axis (`dim=0`), or the whole tensor (`dim=None`). Functions
+(target, source, c, peaks) write the prox of the row ``source`` to ``target``, which may be the same; c are the
+constants of `Penalty.kernel`, and ``peaks`` is memory for one number per block of the row.
+
+Each block is summed in the precision of the row and the blocks in float64, so that long rows lose no digits. Thresholds
+are found as in `proxmo.penalties.thresholds`; blocks with nothing above a level are skipped. Indices are written as the
+start of a block plus a count from 0: if LLVM cannot see that an index is non-negative (in Python negative ones count
+from the end), it gathers elements one by one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from proxmo.kernels.compiled import from_ordered, ordered, reordered
-from proxmo.kernels.elementwise import as_it_is, clamp, inlined, keep, soft, write
-from proxmo.penalties.base import Penalty
-from proxmo.penalties.constraints import L1Ball, L2Ball, Simplex
-from proxmo.penalties.groups import GroupL2, GroupLInf, SparseGroup
+from proxmo.kernels.tasks import BLOCK, from_ordered, inlined, keep, ordered, reordered, write
+from proxmo.penalties.compiled_elements import clamp, soft
 
-BLOCK = 512
-MOST_PASSES = 100  # of Newton's method, which takes 4 to 10
+MAX_PASSES = 100  # Newton's method takes 4 to 10
 
 
-class Rows(NamedTuple):
-    """A compiled function (target, source, constants, peaks), and the constants of penalty and step.
-
-    It writes the prox of the row ``source`` to ``target``, which may be the same; ``peaks`` is memory for a number per
-    block of the row.
-    """
-
-    prox: Any
-    constants: Callable[[Any, float], tuple[float, ...]]
+@inlined
+def _identity(x: Any) -> Any:
+    return x
 
 
 @inlined
@@ -79,7 +71,7 @@ def _low_level(peaks: Any, length: int, total: float, top: Any, radius: Any) -> 
         mean = total / length - top
         rounding = (BLOCK + len(peaks)) * np.finfo(peaks.dtype).eps * (abs(top) - mean)  # of the sum
         theta = max(mean - rounding - radius / length, theta)
-    for _ in range(MOST_PASSES if len(peaks) > 1 else 0):
+    for _ in range(MAX_PASSES if len(peaks) > 1 else 0):
         reached, count = 0.0, 0.0
         for peak in peaks:
             excess = (float(peak) - top) - theta
@@ -121,7 +113,7 @@ def _levels(read: Any, signed: Any) -> Any:
         missing; as in `proxmo.penalties.thresholds.project_simplex`.
         """
         theta, before, settled = _low_level(peaks, len(row), total, top, radius), np.inf, False
-        for _ in range(MOST_PASSES):
+        for _ in range(MAX_PASSES):
             level = row.dtype.type(theta)
             reached, count = above(row, peaks, top, level)
             missing = (radius - reached) / max(count, 1.0)
@@ -142,9 +134,9 @@ def _levels(read: Any, signed: Any) -> Any:
     return find_level, lower
 
 
-_sum_of_magnitudes, _sum_of_values = _summing(abs), _summing(as_it_is)
+_sum_of_magnitudes, _sum_of_values = _summing(abs), _summing(_identity)
 _level_of_magnitudes, _lower_magnitude = _levels(abs, math.copysign)
-_level_of_values, _lower_value = _levels(as_it_is, keep)
+_level_of_values, _lower_value = _levels(_identity, keep)
 
 
 @inlined
@@ -178,7 +170,7 @@ def _sum_of_squares(row: Any, unit: Any) -> float:
 
 
 @inlined
-def _cap(target: Any, source: Any, c: Any, peaks: Any) -> None:
+def cap(target: Any, source: Any, c: Any, peaks: Any) -> None:
     total, top = _sum_of_magnitudes(source, peaks)
     if total <= c[0]:
         _fill(target, 0)
@@ -192,7 +184,7 @@ def _cap(target: Any, source: Any, c: Any, peaks: Any) -> None:
 
 
 @inlined
-def _simplex(target: Any, source: Any, c: Any, peaks: Any) -> None:
+def simplex(target: Any, source: Any, c: Any, peaks: Any) -> None:
     total, top = _sum_of_values(source, peaks)
     if math.isnan(total) and not _has_nan(source):  # sums overflowed to both sides
         total = np.inf
@@ -204,7 +196,7 @@ def _simplex(target: Any, source: Any, c: Any, peaks: Any) -> None:
 
 
 @inlined
-def _l1_ball(target: Any, source: Any, c: Any, peaks: Any) -> None:
+def l1_ball(target: Any, source: Any, c: Any, peaks: Any) -> None:
     total, top = _sum_of_magnitudes(source, peaks)
     if total <= c[0]:
         write(target, source, keep, c)
@@ -221,7 +213,7 @@ def _times(x: Any, c: Any) -> Any:
 
 
 @inlined
-def _shrink(target: Any, source: Any, c: Any, peaks: Any) -> None:
+def shrink(target: Any, source: Any, c: Any, peaks: Any) -> None:
     norm = _norm(source, peaks)
     if norm <= c[0]:
         _fill(target, 0)
@@ -230,9 +222,9 @@ def _shrink(target: Any, source: Any, c: Any, peaks: Any) -> None:
 
 
 @inlined
-def _soft_then_shrink(target: Any, source: Any, c: Any, peaks: Any) -> None:
+def soft_then_shrink(target: Any, source: Any, c: Any, peaks: Any) -> None:
     write(target, source, soft, (c[1],))
-    _shrink(target, target, c, peaks)
+    shrink(target, target, c, peaks)
 
 
 @inlined
@@ -241,19 +233,9 @@ def _onto_sphere(x: Any, c: Any) -> Any:
 
 
 @inlined
-def _l2_ball(target: Any, source: Any, c: Any, peaks: Any) -> None:
+def l2_ball(target: Any, source: Any, c: Any, peaks: Any) -> None:
     norm = _norm(source, peaks)
     if norm <= c[0]:
         write(target, source, keep, c)
     else:
         write(target, source, _onto_sphere, (norm, float(c[0])))
-
-
-ROWS: dict[type[Penalty], Rows] = {
-    GroupL2: Rows(_shrink, lambda p, step: (step * p.strength,)),
-    GroupLInf: Rows(_cap, lambda p, step: (step * p.strength,)),
-    SparseGroup: Rows(_soft_then_shrink, lambda p, step: (step * p.group, step * p.l1)),
-    L1Ball: Rows(_l1_ball, lambda p, step: (p.radius,)),
-    L2Ball: Rows(_l2_ball, lambda p, step: (p.radius,)),
-    Simplex: Rows(_simplex, lambda p, step: (p.radius,)),
-}

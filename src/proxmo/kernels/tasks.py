@@ -1,9 +1,8 @@
 """What all compiled loops share: typed views of memory, a table of tasks, and threads that take tasks from it.
 
-Loops are compiled by numba when they are first needed, for the type that they are needed for, which takes one to three
-seconds; numbers that a scheduler changes are arguments. The threads are as many as `torch.get_num_threads()`, and they
-are torch's own where that can be: its OpenMP keeps them awake after each of its operations, so that others would find
-no free core.
+numba compiles a loop on first use for one dtype, which takes one to three seconds; numbers that a scheduler changes are
+arguments. There are `torch.get_num_threads()` threads, and they are torch's own where possible: its OpenMP keeps them
+spinning after each operation, so that other threads would find no free core.
 """
 
 from __future__ import annotations
@@ -22,22 +21,40 @@ import torch
 from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
-from proxmo.kernels import LOADED_BY
+from proxmo.kernels import IMPORTING_PROCESS
 
 Loop = Callable[..., None]
-CHUNK = 1 << 16  # elements to a task: in cache, and few enough tasks to be dealt out quickly
+CHUNK = 1 << 16  # elements per task: they fit in cache, and tasks are few enough to hand out quickly
 FOR_ONE_THREAD = 1 << 15  # elements, as in torch
-CONSTANTS = 6  # the most that a prox has
+BLOCK = 512  # elements of a row that are summed at once
+CONSTANTS = 6  # the most that a kernel may have
 NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
-# Sums may be taken in any order, so that they are vectorised; NaN, infinities and signed zeros are as ever. LLVM puts
-# such loops into what calls them, numba what calls them into the loop over rows: short rows would be mostly calls, and
-# LLVM optimises a function again for each level of calls above it.
+# Sums may be reordered, so that LLVM vectorises them; NaN, infinities and signed zeros are kept. Everything is inlined:
+# short rows would be mostly calls otherwise.
 reordered = njit(error_model="numpy", fastmath={"reassoc", "contract"}, forceinline=True)
+inlined = njit(inline="always", error_model="numpy")
+
+
+@njit(error_model="numpy", forceinline=True)
+def write(target: Any, source: Any, prox: Any, c: Any) -> None:
+    """Write prox(source, c) to ``target``. Two loops: LLVM vectorises neither if the arrays may overlap."""
+    if target.ctypes.data == source.ctypes.data:
+        for i in range(len(target)):
+            target[i] = prox(target[i], c)
+    else:
+        for i in range(len(target)):
+            target[i] = prox(source[i], c)
+
+
+@inlined
+def keep(x: Any, c: Any) -> Any:
+    """Return ``x``: the prox of no penalty."""
+    return x
 
 
 @intrinsic
 def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
-    """The address as a pointer to numbers of the type of ``like``."""
+    """Turn an address into a pointer to numbers of the type of ``like``."""
     signature = types.CPointer(like)(address, like)  # type: ignore[no-untyped-call]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -48,7 +65,7 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
 
 @intrinsic
 def _take_number(typing_context: Any, address: Any) -> Any:
-    """The number at the address, which no other thread gets: it is raised by one at once."""
+    """Return the number at the address and increment it, atomically."""
     signature = types.int64(types.int64)
     pointer_type = types.CPointer(types.int64)  # type: ignore[no-untyped-call]
 
@@ -61,9 +78,9 @@ def _take_number(typing_context: Any, address: Any) -> Any:
 
 @intrinsic
 def ordered(typing_context: Any, x: Any) -> Any:
-    """An integer that is larger if and only if x is: the largest of integers is found in vectors, that of floats not.
+    """Map a float to an integer of the same order, with NaN above infinity.
 
-    NaN is beyond infinity.
+    LLVM vectorises the maximum of integers, but not that of floats.
     """
     signature = _INTEGERS[x](x)
 
@@ -75,7 +92,7 @@ def ordered(typing_context: Any, x: Any) -> Any:
 
 @intrinsic
 def from_ordered(typing_context: Any, number: Any) -> Any:
-    """The x that has this integer."""
+    """Undo `ordered`."""
     signature = {integer: x for x, integer in _INTEGERS.items()}[number](number)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -89,14 +106,14 @@ _INTEGERS: dict[Any, Any] = {types.float32: types.int32, types.float64: types.in
 
 
 def _flip_if_negative(builder: Any, bits: Any) -> Any:
-    """All bits but the sign, so that negative numbers are in order, too."""
+    """Flip all bits but the sign of negative numbers, so that they are in order, too."""
     sign = builder.ashr(bits, bits.type(bits.type.width - 1))
     return builder.xor(bits, builder.lshr(sign, bits.type(1)))
 
 
 @njit(inline="always")
 def view(address: int, length: int, like: Any) -> Any:
-    """``length`` numbers of the type of ``like``."""
+    """Return an array of ``length`` numbers of the type of ``like`` at an address."""
     return carray(_pointer(address, like), length)  # type: ignore[call-arg]
 
 
@@ -106,25 +123,25 @@ def run(
     """Call ``loop(x, m, g, rows, width, lr, weight, constants)`` for all rows of all tensors, in threads.
 
     Args:
-        loop: takes the addresses of some rows of a parameter, of its directions (0 for none) and its gradients (0 for
-            none, with a weight of 0).
-        dtype: of the elements.
-        addresses: of all parameters, then of all directions, then of all gradients, which are alike in memory.
-        rows: how many rows each parameter has.
-        elements: how many elements.
-        numbers: lr, weight and the constants of the prox, up to `CONSTANTS` of them.
+        loop: takes the addresses of some rows of a parameter, of its directions (0 for none) and of its gradients (0
+            for none, with a weight of 0).
+        dtype: the dtype of the elements.
+        addresses: those of all parameters, then of all directions, then of all gradients, in one memory layout.
+        rows: the number of rows of each parameter.
+        elements: the number of elements of each parameter.
+        numbers: lr, weight and the constants of the kernel, up to `CONSTANTS` of them.
     """
     table = array("q", [*addresses, *rows, *map(floordiv, elements, rows)])
     room = array("d", numbers)
     room.extend([0.0] * (2 + CONSTANTS - len(numbers)))
     header = array("q", [0, len(rows), table.buffer_info()[0], room.buffer_info()[0]])
-    function, argument = _taking_tasks(loop, NUMBERS[dtype]), header.buffer_info()[0]
+    function, argument = _task_taker(loop, NUMBERS[dtype]), header.buffer_info()[0]
     total = sum(elements)
-    tasks = min(sum(rows), max(len(rows), -(-total // CHUNK)))  # or somewhat more, where rows do not fill a chunk
+    tasks = min(sum(rows), max(len(rows), -(-total // CHUNK)))  # a few more if rows do not fill a chunk
     threads = min(torch.get_num_threads(), tasks, -(-total // FOR_ONE_THREAD))
     if threads <= 1:
         function.ctypes(argument)
-    elif (parallel := _openmp()) is not None and os.getpid() == LOADED_BY:
+    elif (parallel := _openmp()) is not None and os.getpid() == IMPORTING_PROCESS:
         parallel(function.address, argument, threads, 0)
     else:
         pool = _pool(os.getpid(), threads - 1)
@@ -135,8 +152,8 @@ def run(
 
 
 @functools.cache
-def _taking_tasks(loop: Loop, number: Any) -> Any:
-    """What each thread calls, with the address of a header: it takes tasks, some rows each, while there are any."""
+def _task_taker(loop: Loop, number: Any) -> Any:
+    """Compile what each thread calls, with the address of a header: it takes tasks of some rows until none is left."""
     whole, real, size = np.int64(0), np.float64(0), np.dtype(number).itemsize
 
     @cfunc(types.void(types.int64), error_model="numpy")
@@ -150,7 +167,7 @@ def _taking_tasks(loop: Loop, number: Any) -> Any:
         tensor, rows, width, most, before, after = -1, 0, 1, 1, 0, 0
         while True:
             task: Any = _take_number(address)  # type: ignore[call-arg]
-            while task >= after:  # numbers only rise, so this tensor is done
+            while task >= after:  # task numbers only grow, so this tensor is done
                 tensor += 1
                 if tensor == tensors:
                     return
@@ -169,7 +186,7 @@ def _taking_tasks(loop: Loop, number: Any) -> Any:
 
 @functools.cache
 def _openmp() -> Any:
-    """How gcc starts threads, from the OpenMP that torch has loaded; ``None`` where torch has another."""
+    """Return the function by which gcc's OpenMP starts threads; ``None`` if torch has loaded another OpenMP."""
     function = getattr(ctypes.CDLL(None), "GOMP_parallel", None) if os.name == "posix" else None
     if function is not None:
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]

@@ -1,0 +1,64 @@
+"""Optimizer checkpoints: penalties as plain data, and what a checkpoint must match to be loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from proxmo import shards
+from proxmo.penalties.base import Penalty
+
+
+def to_plain_data(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    """Write the penalties and units in a packed state dict as plain data; a post-hook for ``Optimizer.state_dict``."""
+    for group in state_dict["param_groups"]:
+        if isinstance(group["penalty"], Penalty):
+            group["penalty"] = as_plain(group["penalty"])
+        if group["units"] is not None:
+            group["units"] = [[list(part) for part in family] for family in group["units"]]
+
+
+def as_plain(penalty: Penalty) -> dict[str, dict[str, Any]]:
+    """Return the fields of a penalty under the name of its class.
+
+    The class is a key, so that a distributed checkpoint of another class lacks it, and is refused before it is read.
+    """
+    fields = {field.name: getattr(penalty, field.name) for field in dataclasses.fields(penalty) if field.init}
+    return {type(penalty).__name__: fields}
+
+
+def from_plain(penalty: Penalty | None, saved: Any) -> Penalty | None:
+    """Return a penalty of the class of ``penalty`` with the saved fields; raise if they do not fit."""
+    saved = as_plain(saved) if isinstance(saved, Penalty) else saved  # as a ZeroRedundancyOptimizer saves it
+    name = None if penalty is None else type(penalty).__name__
+    got = next(iter(saved), None) if isinstance(saved, dict) else saved
+    if got != name:
+        raise ValueError(f"cannot load a parameter group made with penalty {got} into one with penalty {name}")
+    if penalty is None:
+        return None
+    fields = saved[name]
+    try:
+        return type(penalty)(**fields)
+    except TypeError as error:
+        raise ValueError(f"cannot load penalty {name} from the fields {fields}: {error}") from error
+
+
+def check_loaded_state(name: str, state_keys: frozenset[str], state: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
+    """Raise if the loaded state of a parameter is that of another method, sharding or shape."""
+    for p, kept in state.items():
+        if kept and set(kept) != state_keys:
+            raise ValueError(
+                f"cannot load the checkpoint of another optimizer into {name}: its state has "
+                f"{', '.join(sorted(kept))} in place of {', '.join(sorted(state_keys))}"
+            )
+        if any(t.dim() and shards.is_divided(t) != shards.is_divided(p) for t in kept.values() if p.dim()):
+            raise ValueError(
+                "cannot load the state of undivided parameters into divided ones, or the other way round; "
+                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict can"
+            )
+        if any(t.dim() and t.shape != p.shape for t in kept.values()):
+            shapes = sorted({tuple(t.shape) for t in kept.values() if t.dim()})
+            raise ValueError(f"cannot load state of shape {shapes[0]} for a parameter of shape {tuple(p.shape)}")
