@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compaction.models import call, make
-from compaction.test_saving import compacted
+from compaction.test_serialization import compacted
 
 
 @pytest.mark.parametrize("name", ["two layers", "ResNet", "depthwise", "concatenated", "Transformer"])

@@ -5,10 +5,10 @@
 `compact`; what is added here is the proof, unit by unit, that the function stays the same.
 """
 
-from proxmo.compaction.calling import CompactionError
 from proxmo.compaction.compacting import compact
+from proxmo.compaction.errors import CompactionError
 from proxmo.compaction.report import CompactionReport
-from proxmo.compaction.saving import load_compact, save_compact
-from proxmo.compaction.units import unit_groups
+from proxmo.compaction.serialization import load_compact, save_compact
+from proxmo.compaction.unit_param_groups import unit_groups
 
 __all__ = ["CompactionError", "CompactionReport", "compact", "load_compact", "save_compact", "unit_groups"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proxmo.compaction.following import Followed, has_forward_of
+from proxmo.compaction.dataflow import Followed, has_forward_of
 
 
 class FewerHeads(nn.Module):

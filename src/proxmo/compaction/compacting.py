@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from proxmo import shards
-from proxmo.compaction.calling import CompactionError, ExampleInputs, Inputs, need, undisturbed
-from proxmo.compaction.cutting import Cutter, are_close
+from proxmo.compaction.errors import CompactionError, require_package
+from proxmo.compaction.example_inputs import ExampleInputs, Inputs, undisturbed
+from proxmo.compaction.pruning import Cutter, are_close
 from proxmo.compaction.report import CompactionReport, multiply_adds, widths
 
 
@@ -66,7 +67,7 @@ def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module,
 
 def working_copy(model: nn.Module) -> nn.Module:
     """A copy to trace and cut: in evaluation mode, every parameter with gradients, which tracing needs."""
-    need("torch-pruning")
+    require_package("torch-pruning")
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise TypeError(f"model must be an nn.Module that is neither scripted nor compiled, got {type(model).__name__}")
     if any(map(is_lazy, model.parameters())):

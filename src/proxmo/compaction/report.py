@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from proxmo.compaction.attention import FewerHeads
-from proxmo.compaction.calling import Inputs
+from proxmo.compaction.example_inputs import Inputs
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from proxmo.compaction.attention import rows_of_heads, why_heads_stay
-from proxmo.compaction.calling import ExampleInputs, Inputs, undisturbed
 from proxmo.compaction.compacting import working_copy
-from proxmo.compaction.cutting import Cutter
-from proxmo.compaction.removable import Numbered
-from proxmo.compaction.tracing import Family, Member, Traced, output_axis, shared_parameters
+from proxmo.compaction.dependency_graph import Family, Member, Traced, output_axis, shared_parameters
+from proxmo.compaction.example_inputs import ExampleInputs, Inputs, undisturbed
+from proxmo.compaction.pruning import Cutter
+from proxmo.compaction.removable_units import Numbered
 from proxmo.layers import ParamGroups
 from proxmo.optim.units import Slice
 from proxmo.penalties.base import Grouped

@@ -20,8 +20,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils import _pytree as pytree
 
 from proxmo.compaction.attention import FewerHeads
-from proxmo.compaction.calling import CompactionError, Inputs
-from proxmo.compaction.origins import is_depthwise
+from proxmo.compaction.errors import CompactionError
+from proxmo.compaction.example_inputs import Inputs
+from proxmo.compaction.propagation_rules import is_depthwise
 
 Role = Literal["emits", "passes", "reads"]
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from proxmo.compaction.origins import (
+from proxmo.compaction.propagation_rules import (
     MIXED,
     Origin,
     channel_axis,

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from proxmo.compaction.attention import uncalled_layers
-from proxmo.compaction.calling import Inputs
-from proxmo.compaction.following import Followed, follow, is_known
-from proxmo.compaction.origins import NONE, has_border
-from proxmo.compaction.tracing import Family, Member, output_axis
+from proxmo.compaction.dataflow import Followed, follow, is_known
+from proxmo.compaction.dependency_graph import Family, Member, output_axis
+from proxmo.compaction.example_inputs import Inputs
+from proxmo.compaction.propagation_rules import NONE, has_border
 
 
 class Numbered:

@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from proxmo.compaction.attention import FewerHeads, put_in_place
-from proxmo.compaction.calling import need, undisturbed
+from proxmo.compaction.errors import require_package
+from proxmo.compaction.example_inputs import undisturbed
 from proxmo.files import written_whole
 
 _FORMAT = "proxmo-compact-1"
@@ -36,7 +37,7 @@ def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
     >>> load_compact(nn.Linear(2, 3), path)
     Linear(in_features=2, out_features=1, bias=True)
     """
-    need("safetensors")
+    require_package("safetensors")
     from safetensors.torch import save_file
 
     if not isinstance(model, nn.Module):
@@ -104,7 +105,7 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
-    need("safetensors")
+    require_package("safetensors")
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,20 +12,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 ExampleInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
-
-
-class CompactionError(RuntimeError):
-    """A model that cannot be made smaller, with the reason; the model itself is as it was.
-
-    >>> issubclass(CompactionError, RuntimeError)
-    True
-    """
-
-
-def need(package: str) -> None:
-    """Raise a word on what to install if a package of the extra is not there."""
-    if importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise ModuleNotFoundError(f"compaction needs {package}: pip install 'proxmo[compact]'")
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from proxmo.compaction.attention import (
     without_heads,
     zero_heads,
 )
-from proxmo.compaction.calling import CompactionError, Inputs
-from proxmo.compaction.following import follow
-from proxmo.compaction.removable import Numbered, Removable, add_constants, removable
-from proxmo.compaction.tracing import Family, Traced, output_axis, shared_parameters
+from proxmo.compaction.dataflow import follow
+from proxmo.compaction.dependency_graph import Family, Traced, output_axis, shared_parameters
+from proxmo.compaction.errors import CompactionError
+from proxmo.compaction.example_inputs import Inputs
+from proxmo.compaction.removable_units import Numbered, Removable, add_constants, removable
 
 _LAYERS = (nn.Linear, _ConvNd, nn.Embedding, nn.EmbeddingBag)
 _ATTENTION = (nn.MultiheadAttention, FewerHeads)

@@ -12,7 +12,7 @@ import proxmo
 from compaction.models import CASES, call, make
 from compaction.test_compact import zero_units
 from proxmo import GroupL2, ProxSGD, compact, load_compact, save_compact, unit_groups
-from proxmo.compaction.calling import need
+from proxmo.compaction.errors import require_package
 
 
 def compacted(name: str) -> nn.Module:
@@ -154,7 +154,7 @@ def test_state_that_is_not_tensors_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_told_with_its_cure() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"compaction needs not-there: pip install 'proxmo\[compact\]'"):
-        need("not-there")
+        require_package("not-there")
 
 
 def test_any_model_can_be_saved(tmp_path: Path) -> None:
