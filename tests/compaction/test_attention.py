@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from proxmo import compact
-from proxmo.compaction.attention import FewerHeads, without_heads, zero_heads
+from proxmo.compaction.attention import PrunedMultiheadAttention, remove_heads, zero_heads
 
 
 def make(**options: Any) -> nn.MultiheadAttention:
@@ -52,7 +52,7 @@ def test_outputs_are_those_of_torch(batch_first: bool, bias: bool, need_weights:
     layer = make(batch_first=batch_first, bias=bias)
     silence(layer, 1)
     assert zero_heads(layer) == ([1], [])
-    small = without_heads(layer, [1])
+    small = remove_heads(layer, [1])
     x = torch.randn(2, 5, 12) if batch_first else torch.randn(5, 2, 12)
     expected, _ = layer(x, x, x, need_weights=need_weights, **masks)
     found, weights = small(x, x, x, need_weights=need_weights, **masks)
@@ -67,7 +67,7 @@ def test_outputs_are_those_of_torch(batch_first: bool, bias: bool, need_weights:
 def test_all_heads_together_are_torch_itself() -> None:
     layer = make(batch_first=True)
     x = torch.randn(2, 5, 12)
-    found, weights = without_heads(layer, [])(x, x, x)
+    found, weights = remove_heads(layer, [])(x, x, x)
     expected, expected_weights = layer(x, x, x)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(weights, expected_weights)
@@ -77,7 +77,7 @@ def test_all_heads_together_are_torch_itself() -> None:
 def test_other_widths_of_keys_and_values_and_no_batch(need_weights: bool) -> None:
     layer = make(kdim=7, vdim=9)
     silence(layer, 0)
-    small = without_heads(layer, zero_heads(layer)[0])
+    small = remove_heads(layer, zero_heads(layer)[0])
     inputs = torch.randn(4, 12), torch.randn(6, 7), torch.randn(6, 9)
     expected, weights = layer(*inputs, need_weights=need_weights)
     found, own = small(*inputs, need_weights=need_weights)
@@ -93,12 +93,12 @@ def test_a_head_that_nobody_reads_is_silent() -> None:
         layer.out_proj.weight[:, 8:] = 0
     assert zero_heads(layer) == ([2], [])
     x = torch.randn(5, 2, 12)
-    torch.testing.assert_close(without_heads(layer, [2])(x, x, x)[0], layer(x, x, x)[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(remove_heads(layer, [2])(x, x, x)[0], layer(x, x, x)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_dropout_is_for_training_alone() -> None:
     layer = make(dropout=0.5, batch_first=True)
-    small = without_heads(layer, [])
+    small = remove_heads(layer, [])
     x = torch.randn(2, 5, 12)
     assert torch.equal(small(x, x, x)[0], small(x, x, x)[0])
     small.train()
@@ -106,7 +106,7 @@ def test_dropout_is_for_training_alone() -> None:
 
 
 def test_a_mask_for_each_head_is_refused() -> None:
-    small = without_heads(make(), [1])
+    small = remove_heads(make(), [1])
     x = torch.randn(5, 2, 12)
     with pytest.raises(ValueError, match=r"attn_mask must have 2 axes where heads are missing, got shape \(6, 5, 5\)"):
         small(x, x, x, attn_mask=torch.zeros(6, 5, 5))
@@ -126,7 +126,7 @@ def test_compaction_removes_heads_or_says_why_not() -> None:
     model = Wrapped()
     silence(model.attention, 1)
     small, report = compact(model, x)
-    assert isinstance(small.attention, FewerHeads)
+    assert isinstance(small.attention, PrunedMultiheadAttention)
     assert report.widths["attention"] == (3, 2)
     assert report.difference <= 1e-5
     for head in range(3):

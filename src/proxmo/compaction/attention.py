@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proxmo.compaction.dataflow import Followed, has_forward_of
+from proxmo.compaction.dataflow import Dataflow, runs_forward_of
 
 
-class FewerHeads(nn.Module):
+class PrunedMultiheadAttention(nn.Module):
     """Attention as `nn.MultiheadAttention` computes it, with any number of heads of any width.
 
     Args:
@@ -24,7 +24,8 @@ class FewerHeads(nn.Module):
         dropout: of the attention weights, in training.
         batch_first: whether inputs are (batch, time, width) rather than (time, batch, width).
 
-    >>> attention = FewerHeads(8, num_heads=1, head_dim=4, kdim=8, vdim=8, bias=True, dropout=0.0, batch_first=True)
+    >>> options = {"kdim": 8, "vdim": 8, "bias": True, "dropout": 0.0, "batch_first": True}
+    >>> attention = PrunedMultiheadAttention(8, num_heads=1, head_dim=4, **options)
     >>> x = torch.zeros(2, 5, 8)
     >>> attention(x, x, x)[0].shape
     torch.Size([2, 5, 8])
@@ -56,7 +57,7 @@ class FewerHeads(nn.Module):
         self.out_proj = nn.Linear(inner, embed_dim, bias)
 
     @classmethod
-    def like(cls, layer: nn.MultiheadAttention, num_heads: int, head_dim: int) -> FewerHeads:
+    def like(cls, layer: nn.MultiheadAttention, num_heads: int, head_dim: int) -> PrunedMultiheadAttention:
         """A layer for the inputs and outputs of another, with its device, dtype and mode."""
         bias = layer.in_proj_bias is not None
         made = cls(layer.embed_dim, num_heads, head_dim, layer.kdim, layer.vdim, bias, layer.dropout, layer.batch_first)
@@ -84,11 +85,11 @@ class FewerHeads(nn.Module):
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        q = self._heads(self.q_proj(query))
-        k = self._heads(self.k_proj(key))
-        v = self._heads(self.v_proj(value))
-        mask = _additive(attn_mask, q.dtype)
-        padding = _additive(key_padding_mask, q.dtype)
+        q = self._split_heads(self.q_proj(query))
+        k = self._split_heads(self.k_proj(key))
+        v = self._split_heads(self.v_proj(value))
+        mask = _additive_mask(attn_mask, q.dtype)
+        padding = _additive_mask(key_padding_mask, q.dtype)
         if padding is not None:
             padding = padding.reshape(-1, 1, 1, padding.shape[-1])
             mask = padding if mask is None else mask + padding
@@ -109,42 +110,33 @@ class FewerHeads(nn.Module):
             output = output.transpose(0, 1)
         return output, weights
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
 
 
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _additive_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A mask as numbers to add to the scores; in a mask of booleans, true means left out."""
     if mask is None or mask.is_floating_point():
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
 
 
-def why_heads_stay(layer: nn.MultiheadAttention, followed: Followed, shared: set[Tensor]) -> str | None:
+def head_removal_obstacle(layer: nn.MultiheadAttention, dataflow: Dataflow, shared: set[Tensor]) -> str | None:
     """Why no head of a layer can be removed, if so."""
-    if not has_forward_of(layer, nn.MultiheadAttention):
+    if not runs_forward_of(layer, nn.MultiheadAttention):
         return f"a {type(layer).__name__} with a forward or hooks of its own is not known"
     if layer.bias_k is not None or layer.bias_v is not None or layer.add_zero_attn:
         return "the layer has more than its projections"
-    if followed.calls.get(layer, 0) != 1:
-        return f"the layer is used {followed.calls.get(layer, 0)} times"
+    if dataflow.call_counts.get(layer, 0) != 1:
+        return f"the layer is used {dataflow.call_counts.get(layer, 0)} times"
     if any(p in shared for p in layer.parameters()):
         return "a weight of the layer is shared"
-    if layer in followed.uses_weights:
+    if layer in dataflow.attention_weights_used:
         return "the weights of attention, over all heads, are used"
     return None
 
 
-def uncalled_layers(model: nn.Module, followed: Followed) -> list[tuple[str, nn.Module]]:
-    """The layers with parameters that were not called; attention of torch never calls what is inside it."""
-    inside = {
-        part for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules() if part is not m
-    }
-    own = [(name, m) for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None]
-    return [(name, module) for name, module in own if module not in followed.calls and module not in inside]
-
-
-def put_in_place(model: nn.Module, name: str, layer: FewerHeads) -> None:
+def replace_attention(model: nn.Module, name: str, layer: PrunedMultiheadAttention) -> None:
     """Put a layer with fewer heads where one of torch was."""
     model.set_submodule(name, layer)
     parts = name.split(".")
@@ -154,7 +146,7 @@ def put_in_place(model: nn.Module, name: str, layer: FewerHeads) -> None:
             holder.enable_nested_tensor = holder.use_nested_tensor = False
 
 
-def rows_of_heads(layer: nn.MultiheadAttention) -> dict[str, list[list[int]]]:
+def head_rows(layer: nn.MultiheadAttention) -> dict[str, list[list[int]]]:
     """For each parameter of the input projections the rows of each head."""
     width, heads = layer.head_dim, layer.num_heads
     own = [list(range(head * width, (head + 1) * width)) for head in range(heads)]
@@ -169,7 +161,7 @@ def zero_heads(layer: nn.MultiheadAttention) -> tuple[list[int], list[int]]:
 
     The bias counts only where a place attends to anything: weights of attention need not add up to one under a mask.
     """
-    weight, bias = _projections(layer)[2]
+    weight, bias = _input_projections(layer)[2]
     zero = (weight.detach().reshape(layer.num_heads, -1) == 0).all(1)
     biased = torch.zeros_like(zero) if bias is None else bias.detach().reshape(layer.num_heads, -1).any(1)
     columns = layer.out_proj.weight.detach().reshape(-1, layer.num_heads, layer.head_dim)
@@ -179,13 +171,15 @@ def zero_heads(layer: nn.MultiheadAttention) -> tuple[list[int], list[int]]:
 
 
 @torch.no_grad()
-def without_heads(layer: nn.MultiheadAttention, heads: list[int]) -> FewerHeads:
+def remove_heads(layer: nn.MultiheadAttention, heads: list[int]) -> PrunedMultiheadAttention:
     """A layer without these heads."""
     kept = [head for head in range(layer.num_heads) if head not in heads]
-    slim = FewerHeads.like(layer, len(kept), layer.head_dim)
+    slim = PrunedMultiheadAttention.like(layer, len(kept), layer.head_dim)
     rows = torch.tensor([head * layer.head_dim + row for head in kept for row in range(layer.head_dim)])
     rows = rows.to(layer.out_proj.weight.device)
-    for (weight, bias), projection in zip(_projections(layer), (slim.q_proj, slim.k_proj, slim.v_proj), strict=True):
+    for (weight, bias), projection in zip(
+        _input_projections(layer), (slim.q_proj, slim.k_proj, slim.v_proj), strict=True
+    ):
         projection.weight.copy_(weight[rows])
         if bias is not None:
             projection.bias.copy_(bias[rows])
@@ -195,7 +189,7 @@ def without_heads(layer: nn.MultiheadAttention, heads: list[int]) -> FewerHeads:
     return slim.requires_grad_(any(p.requires_grad for p in layer.parameters()))
 
 
-def _projections(layer: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor | None]]:
+def _input_projections(layer: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor | None]]:
     """Weight and bias for queries, keys and values."""
     if layer.in_proj_weight is not None:
         weights = list(layer.in_proj_weight.chunk(3))

@@ -10,12 +10,12 @@ from torch.nn.parameter import is_lazy
 
 from proxmo import shards
 from proxmo.compaction.errors import CompactionError, require_package
-from proxmo.compaction.example_inputs import ExampleInputs, Inputs, undisturbed
-from proxmo.compaction.pruning import Cutter, are_close
-from proxmo.compaction.report import CompactionReport, multiply_adds, widths
+from proxmo.compaction.example_inputs import ExampleInputs, ModelInputs, isolated_torch_state
+from proxmo.compaction.pruning import Pruner, are_close
+from proxmo.compaction.report import CompactionReport, count_multiply_adds, layer_widths
 
 
-@undisturbed()
+@isolated_torch_state()
 def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module, CompactionReport]:
     """A smaller model with the same outputs: all neurons, channels and attention heads that are zero are removed.
 
@@ -47,21 +47,21 @@ def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module,
     >>> report.parameters
     (26, 14)
     """
-    inputs = Inputs.of(example_inputs)
+    inputs = ModelInputs.from_example(example_inputs)
     original = working_copy(model)
-    cutter = Cutter(original, inputs)
-    small = cutter.run()
-    if not are_close(inputs.outputs(small), cutter.expected[0]):
-        raise CompactionError(f"the outputs of the smaller model differ by {cutter.difference():.1e}")
-    before, after = widths(original), widths(small)
+    pruner = Pruner(original, inputs)
+    small = pruner.run()
+    if not are_close(inputs.output_tensors(small), pruner.expected[0]):
+        raise CompactionError(f"the outputs of the smaller model differ by {pruner.output_difference():.1e}")
+    before, after = layer_widths(original), layer_widths(small)
     report = CompactionReport(
-        (_parameters(original), _parameters(small)),
-        (multiply_adds(original, inputs), multiply_adds(small, inputs)),
+        (_count_parameters(original), _count_parameters(small)),
+        (count_multiply_adds(original, inputs), count_multiply_adds(small, inputs)),
         {name: (before[name], after[name]) for name in before},
-        cutter.difference(),
-        cutter.kept(),
+        pruner.output_difference(),
+        pruner.kept_notes(),
     )
-    _as_before(small, model)
+    _restore_modes(small, model)
     return small, report
 
 
@@ -79,12 +79,12 @@ def working_copy(model: nn.Module) -> nn.Module:
         raise CompactionError(f"the model cannot be copied: {error}{hint}") from error
 
 
-def _as_before(small: nn.Module, model: nn.Module) -> None:
+def _restore_modes(small: nn.Module, model: nn.Module) -> None:
     """Give modules and parameters the modes that they have in the model; new ones get those of what they are in."""
     modes = {name: module.training for name, module in model.named_modules()}
     wanted = {name: p.requires_grad for name, p in model.named_parameters(remove_duplicate=False)}
     for name, module in small.named_modules():
-        holder = next(holder for holder in _holders(name) if holder in modes)
+        holder = next(holder for holder in _ancestors(name) if holder in modes)
         module.training = modes[holder]
         for own, p in module.named_parameters(recurse=False):
             full = f"{name}.{own}".lstrip(".")
@@ -93,15 +93,15 @@ def _as_before(small: nn.Module, model: nn.Module) -> None:
             p.grad = None
 
 
-def _holders(name: str) -> list[str]:
+def _ancestors(name: str) -> list[str]:
     """The name of a module, then those of what it is in, to the model itself.
 
-    >>> _holders("body.0")
+    >>> _ancestors("body.0")
     ['body.0', 'body', '']
     """
     parts = name.split(".") if name else []
     return [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
 
 
-def _parameters(model: nn.Module) -> int:
+def _count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())

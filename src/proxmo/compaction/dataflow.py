@@ -25,14 +25,14 @@ from proxmo.compaction.propagation_rules import (
     MIXED,
     Origin,
     channel_axis,
-    handed_on,
     is_depthwise,
-    joined_over,
-    through_layer,
-    units_in,
+    merge_units_along,
+    propagate_layer,
+    propagate_operation,
+    unit_ids,
 )
 
-_KNOWN_LAYERS = (
+_STANDARD_LAYERS = (
     nn.Linear,
     nn.Conv1d,
     nn.Conv2d,
@@ -50,87 +50,96 @@ _KNOWN_LAYERS = (
 )
 
 
-def is_known(module: nn.Module) -> bool:
+def is_standard_layer(module: nn.Module) -> bool:
     """Whether a layer does what its class says: no forward of its own, no hooks."""
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return False
-    return any(has_forward_of(module, known) for known in _KNOWN_LAYERS)
+    return any(runs_forward_of(module, known) for known in _STANDARD_LAYERS)
 
 
-def has_forward_of(module: nn.Module, known: type[nn.Module]) -> bool:
+def runs_forward_of(module: nn.Module, known: type[nn.Module]) -> bool:
     """Whether a layer computes what that class does, though it may be of another."""
     own = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
     return type(module).forward is known.forward and not own
 
 
 @dataclass
-class Reading:
+class LayerInput:
     """What a layer has read, by input channels."""
 
     varies: Tensor
     unit: Tensor
-    low: Tensor
-    high: Tensor
+    minimum: Tensor
+    maximum: Tensor
 
     @cached_property
     def constant(self) -> Tensor:
         """The channels with one number at all places, up to its last digits, whatever the input of the model."""
-        slack = 4 * torch.finfo(self.low.dtype).eps * self.low.abs()
-        return ~self.varies & (self.high - self.low <= slack)
+        slack = 4 * torch.finfo(self.minimum.dtype).eps * self.minimum.abs()
+        return ~self.varies & (self.maximum - self.minimum <= slack)
 
 
 @dataclass
-class Followed:
+class Dataflow:
     """What was found out about a model."""
 
-    readings: dict[nn.Module, Reading] = field(default_factory=dict)
-    mixed: dict[int, str] = field(default_factory=dict)
+    layer_inputs: dict[nn.Module, LayerInput] = field(default_factory=dict)
+    mixed_by: dict[int, str] = field(default_factory=dict)
     """Units whose channels were not kept apart from others, with the operation."""
-    outputs: set[int] = field(default_factory=set)
+    units_in_outputs: set[int] = field(default_factory=set)
     """Units that are among the outputs."""
-    calls: dict[nn.Module, int] = field(default_factory=dict)
-    uses_weights: set[nn.Module] = field(default_factory=set)
+    call_counts: dict[nn.Module, int] = field(default_factory=dict)
+    attention_weights_used: set[nn.Module] = field(default_factory=set)
     """Attention layers whose weights are used, beside their outputs."""
 
 
-def follow(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], emitted: Mapping[nn.Module, Tensor]
-) -> Followed:
+def trace_dataflow(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], channel_units: Mapping[nn.Module, Tensor]
+) -> Dataflow:
     """Call the model, and follow it.
 
     Args:
         model: in evaluation mode.
         args, kwargs: of the call.
-        emitted: for layers the number of the unit of each output channel.
+        channel_units: for layers the number of the unit of each output channel.
     """
-    follower = _Follower(model, (args, kwargs), emitted)
-    with torch.no_grad(), follower.hooks(), follower:
+    tracer = _DataflowTracer(model, (args, kwargs), channel_units)
+    with torch.no_grad(), tracer.hooks(), tracer:
         outputs = model(*args, **kwargs)
-    follower.close(outputs)
-    return follower.found
+    tracer.record_outputs(outputs)
+    return tracer.result
 
 
-class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, model: nn.Module, inputs: Any, emitted: Mapping[nn.Module, Tensor]) -> None:
+def uncalled_layers(model: nn.Module, dataflow: Dataflow) -> list[tuple[str, nn.Module]]:
+    """The layers with parameters that were not called; attention of torch never calls what is inside it."""
+    inside = {
+        part for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules() if part is not m
+    }
+    own = [(name, m) for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None]
+    return [(name, module) for name, module in own if module not in dataflow.call_counts and module not in inside]
+
+
+class _DataflowTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, model: nn.Module, inputs: Any, channel_units: Mapping[nn.Module, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found = Followed()
-        self._model, self._emitted = model, emitted
+        self.result = Dataflow()
+        self._model, self._channel_units = model, channel_units
         self._origins: Any = WeakTensorKeyDictionary()
-        self._weights: Any = WeakTensorKeyDictionary()
-        self._inside = 0
+        self._attention_weights: Any = WeakTensorKeyDictionary()
+        self._layer_depth = 0
         for tensor in (*model.parameters(), *model.buffers()):
-            self._origins[tensor] = Origin.plain(tensor, varies=False)
+            self._origins[tensor] = Origin.without_unit(tensor, varies=False)
         for tensor in pytree.tree_leaves(inputs):
             if isinstance(tensor, Tensor):
-                self._origins[tensor] = Origin.plain(tensor, varies=True)
+                self._origins[tensor] = Origin.without_unit(tensor, varies=True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._inside:
+        if self._layer_depth:
             return func(*args, **kwargs)
-        before = [(t, self._of(t)) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        before = [(t, self._origin(t)) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         out = func(*args, **kwargs)
-        self._follow(func, args, kwargs, out, before)
+        self._record_operation(func, args, kwargs, out, before)
         return out
 
     @contextmanager
@@ -142,81 +151,85 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     stack.callback(hook.remove)
             yield
 
-    def close(self, outputs: Any) -> None:
+    def record_outputs(self, outputs: Any) -> None:
         """Look at the outputs."""
         for tensor in pytree.tree_leaves(outputs):
             if isinstance(tensor, Tensor):
-                self.found.outputs |= units_in([self._of(tensor)])
-                if tensor in self._weights:
-                    self.found.uses_weights.add(self._weights[tensor])
+                self.result.units_in_outputs |= unit_ids([self._origin(tensor)])
+                if tensor in self._attention_weights:
+                    self.result.attention_weights_used.add(self._attention_weights[tensor])
 
     def _hooks_for(self, module: nn.Module) -> list[Any]:
         def count(module: nn.Module, *_: Any) -> None:
-            self.found.calls[module] = self.found.calls.get(module, 0) + 1
+            self.result.call_counts[module] = self.result.call_counts.get(module, 0) + 1
 
         def enter(module: nn.Module, *_: Any) -> None:
-            self._inside += 1
+            self._layer_depth += 1
 
         def leave(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            origin = self._of(inputs[0])
+            origin = self._origin(inputs[0])
             if isinstance(module, nn.Linear) or (isinstance(module, _ConvNd) and not is_depthwise(module)):
-                self._read(module, inputs[0], origin)
-            self._origins[output] = through_layer(module, inputs[0], origin, output, self._emitted.get(module))
-            self._inside -= 1  # at last: what is done here is not to be followed
+                self._record_input(module, inputs[0], origin)
+            self._origins[output] = propagate_layer(module, inputs[0], origin, output, self._channel_units.get(module))
+            self._layer_depth -= 1  # at last: what is done here is not to be followed
 
-        def keep_weights(module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor | None]) -> None:
+        def record_attention_weights(module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor | None]) -> None:
             if output[1] is not None:
-                self._weights[output[1]] = module
+                self._attention_weights[output[1]] = module
 
-        known = is_known(module)
+        known = is_standard_layer(module)
         made = [module.register_forward_pre_hook(count)]
         if known:
             made += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
         if isinstance(module, nn.MultiheadAttention):
-            made.append(module.register_forward_hook(keep_weights))
+            made.append(module.register_forward_hook(record_attention_weights))
         return made
 
-    def _of(self, tensor: Tensor) -> Origin:
+    def _origin(self, tensor: Tensor) -> Origin:
         """What is known of a tensor; one that came from nowhere may be anything."""
         known: Origin | None = self._origins.get(tensor)
-        return Origin.plain(tensor, varies=True) if known is None else known
+        return Origin.without_unit(tensor, varies=True) if known is None else known
 
-    def _read(self, module: nn.Module, x: Tensor, origin: Origin) -> None:
+    def _record_input(self, module: nn.Module, x: Tensor, origin: Origin) -> None:
         axis = channel_axis(module)
         channels = x.detach().movedim(axis, -1).flatten(0, -2)
         varies = origin.varies.movedim(axis, -1).flatten(0, -2).any(0)
-        unit = joined_over(origin.unit.movedim(axis, -1).flatten(0, -2), 0)
+        unit = merge_units_along(origin.unit.movedim(axis, -1).flatten(0, -2), 0)
         empty = len(channels) == 0
-        low, high = (channels.new_zeros(channels.shape[1]),) * 2 if empty else (channels.amin(0), channels.amax(0))
-        self.found.readings[module] = Reading(varies, unit, low, high)
-        self._note_mixed([origin], unit, type(module).__name__)
+        minimum, maximum = (
+            (channels.new_zeros(channels.shape[1]),) * 2 if empty else (channels.amin(0), channels.amax(0))
+        )
+        self.result.layer_inputs[module] = LayerInput(varies, unit, minimum, maximum)
+        self._record_mixing([origin], unit, type(module).__name__)
 
-    def _note_mixed(self, operands: list[Origin], result: Tensor, operation: str) -> None:
+    def _record_mixing(self, operands: list[Origin], result: Tensor, operation: str) -> None:
         if bool((result == MIXED).any()):
-            for number in units_in(operands):
-                self.found.mixed.setdefault(number, operation)
+            for number in unit_ids(operands):
+                self.result.mixed_by.setdefault(number, operation)
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, out: Any, before: list[tuple[Tensor, Origin]]) -> None:
+    def _record_operation(
+        self, func: Any, args: Any, kwargs: Any, out: Any, before: list[tuple[Tensor, Origin]]
+    ) -> None:
         name = func._schema.name.removeprefix("aten::")
         for tensor, _ in before:
-            if tensor in self._weights:
-                self.found.uses_weights.add(self._weights[tensor])
+            if tensor in self._attention_weights:
+                self.result.attention_weights_used.add(self._attention_weights[tensor])
         origins = [origin for _, origin in before]
         results = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
-        made = handed_on(
+        made = propagate_operation(
             func, name.rstrip("_"), args, kwargs, results, {id(t): origin for t, origin in before}, origins
         )
         for tensor, origin in zip(results, made, strict=True):
             self._origins[tensor] = origin
-            self._note_mixed(origins, origin.unit, name)
+            self._record_mixing(origins, origin.unit, name)
         if func._schema.is_mutable:
-            self._forget_views({id(t) for t in results}, [t for t, _ in before])
+            self._invalidate_aliases({id(t) for t in results}, [t for t, _ in before])
 
-    def _forget_views(self, known: set[int], written: list[Tensor]) -> None:
+    def _invalidate_aliases(self, known: set[int], written: list[Tensor]) -> None:
         """After writing to a tensor, others that share its memory may be anything."""
         memory = {t.untyped_storage().data_ptr() for t in written if id(t) in known}
         for tensor, origin in list(self._origins.items()):
             if id(tensor) not in known and tensor.untyped_storage().data_ptr() in memory:
-                for number in units_in([origin]):
-                    self.found.mixed.setdefault(number, "writing to a part of a tensor")
+                for number in unit_ids([origin]):
+                    self.result.mixed_by.setdefault(number, "writing to a part of a tensor")
                 self._origins[tensor] = Origin(torch.ones_like(origin.varies), torch.full_like(origin.unit, MIXED))

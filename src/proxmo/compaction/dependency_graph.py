@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils import _pytree as pytree
 
-from proxmo.compaction.attention import FewerHeads
+from proxmo.compaction.attention import PrunedMultiheadAttention
 from proxmo.compaction.errors import CompactionError
-from proxmo.compaction.example_inputs import Inputs
+from proxmo.compaction.example_inputs import ModelInputs
 from proxmo.compaction.propagation_rules import is_depthwise
 
-Role = Literal["emits", "passes", "reads"]
+Role = Literal["producer", "passthrough", "reader"]
 
 
 @dataclass
@@ -39,14 +39,14 @@ class Member:
     units: list[int]
 
     @cached_property
-    def by_unit(self) -> dict[int, list[int]]:
+    def channels_by_unit(self) -> dict[int, list[int]]:
         """The channels of each unit."""
         found: dict[int, list[int]] = {}
         for channel, unit in zip(self.channels, self.units, strict=True):
             found.setdefault(unit, []).append(channel)
         return found
 
-    def rows(self) -> Tensor:
+    def weight_rows(self) -> Tensor:
         """The weights of a layer that emits, a row for each output channel."""
         if isinstance(self.module, nn.Parameter):
             return self.module.detach().movedim(self.node.pruning_dim, 0).reshape(self.width, -1)
@@ -59,7 +59,7 @@ class Member:
         if isinstance(self.module, nn.Parameter):
             return int(self.module.shape[self.node.pruning_dim])
         axis = output_axis(self.module)
-        return int(self.module.weight.shape[1 - axis if self.role == "reads" else axis])
+        return int(self.module.weight.shape[1 - axis if self.role == "reader" else axis])
 
 
 @dataclass
@@ -72,11 +72,11 @@ class Family:
     obstacle: str | None
     """Why its units cannot be removed, if so."""
 
-    def having(self, *roles: Role) -> list[Member]:
+    def members_with(self, *roles: Role) -> list[Member]:
         return [member for member in self.members if member.role in roles]
 
 
-class Traced:
+class UnitGraph:
     """The families of a model, which must be a copy in evaluation mode that may be cut.
 
     Args:
@@ -84,7 +84,7 @@ class Traced:
         inputs: what to call it with.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+    def __init__(self, model: nn.Module, inputs: ModelInputs) -> None:
         import torch_pruning  # of the extra `compact`, which only those who trace need
 
         self.model = model
@@ -97,14 +97,14 @@ class Traced:
             warnings.simplefilter("ignore")
             try:
                 self.graph.build_dependency(
-                    model, inputs, forward_fn=self._forward, output_transform=_differentiable, verbose=False
+                    model, inputs, forward_fn=self._forward, output_transform=_differentiable_outputs, verbose=False
                 )
             except CompactionError:
                 raise
             except Exception as error:
                 raise CompactionError(f"the model cannot be traced: {type(error).__name__}: {error}") from error
 
-    def _forward(self, model: nn.Module, inputs: Inputs) -> Any:
+    def _forward(self, model: nn.Module, inputs: ModelInputs) -> Any:
         def count(module: nn.Module, *_: Any) -> None:
             self._calls[module] += 1
 
@@ -122,7 +122,10 @@ class Traced:
             # torch-pruning would look for the channels without end
             raise CompactionError("the model cannot be traced: it writes to a part of a tensor, as in x[:, :3] = y")
         inside = {
-            part for module in self.model.modules() if isinstance(module, FewerHeads) for part in module.modules()
+            part
+            for module in self.model.modules()
+            if isinstance(module, PrunedMultiheadAttention)
+            for part in module.modules()
         }
         families: list[Family] = []
         known = set(inside)
@@ -133,23 +136,23 @@ class Traced:
                 and root not in known
             ):
                 families.append(self._family(root))
-                known |= {member.module for member in families[-1].having("emits", "passes")}
+                known |= {member.module for member in families[-1].members_with("producer", "passthrough")}
         return families
 
-    def cut(self, family: Family, units: Sequence[int]) -> None:
+    def prune(self, family: Family, units: Sequence[int]) -> None:
         """Remove units from the model; it needs to be traced again afterwards."""
-        self._group(self.model.get_submodule(family.root), sorted(units)).prune(record_history=False)
+        self._pruning_group(self.model.get_submodule(family.root), sorted(units)).prune(record_history=False)
 
-    def _group(self, root: nn.Module, units: list[int]) -> Any:
+    def _pruning_group(self, root: nn.Module, units: list[int]) -> Any:
         return self.graph.get_pruning_group(root, self.graph.get_pruner_of_module(root).prune_out_channels, units)
 
     def _family(self, root: nn.Module) -> Family:
         node = self.graph.module2node[root]
         every = list(range(self.graph.get_out_channels(root)))
         try:
-            group = self._group(root, every)
+            group = self._pruning_group(root, every)
         except Exception as error:
-            alone = Member(self._names[root], root, node, "emits", every, every)
+            alone = Member(self._names[root], root, node, "producer", every, every)
             return Family(alone.name, len(every), [alone], f"torch-pruning cannot follow it: {type(error).__name__}")
         members = [
             self._member(item.dep.target, item.dep.handler, list(item.idxs), list(item.root_idxs))
@@ -162,12 +165,12 @@ class Traced:
 
     def _member(self, node: Any, handler: Any, channels: list[int], units: list[int]) -> Member:
         module, types = node.module, self._types
-        role: Role = "passes"
+        role: Role = "passthrough"
         if node.type in (types.CONV, types.LINEAR):
             reads = handler == self.graph.get_pruner_of_module(module).prune_in_channels
-            role = "reads" if reads else "emits"
+            role = "reader" if reads else "producer"
         elif node.type in (types.EMBED, types.PARAMETER):
-            role = "emits"
+            role = "producer"
         name = self.graph._param_to_name[module] if node.type == types.PARAMETER else self._names.get(module, "")
         return Member(name, module, node, role, channels, units)
 
@@ -175,7 +178,7 @@ class Traced:
         module, types = member.module, self._types
         if member.node.type in (types.LN, types.GN, types.MHA, types.LSTM):
             return f"{member.name!r} ({type(module).__name__}) mixes its channels"
-        if member.role != "passes" and max(member.channels) >= member.width:
+        if member.role != "passthrough" and max(member.channels) >= member.width:
             return f"{member.name!r} has {member.width} channels where more arrive"
         if not member.name or isinstance(module, nn.Parameter):
             return None
@@ -201,7 +204,7 @@ def output_axis(module: Any) -> int:
     return 1 if isinstance(module, (nn.Embedding, _ConvTransposeNd)) else 0
 
 
-def _differentiable(outputs: Any) -> list[Tensor]:
+def _differentiable_outputs(outputs: Any) -> list[Tensor]:
     """The tensors among the outputs that depend on the parameters."""
     found = [x for x in pytree.tree_leaves(outputs) if isinstance(x, Tensor) and x.grad_fn is not None]
     if not found:

@@ -15,14 +15,14 @@ ExampleInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ModelInputs:
     """What a model is called with."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @classmethod
-    def of(cls, example: ExampleInputs) -> Inputs:
+    def from_example(cls, example: ExampleInputs) -> ModelInputs:
         if isinstance(example, Tensor):
             return cls((example,), {})
         if isinstance(example, Mapping):
@@ -38,11 +38,11 @@ class Inputs:
         return model(*self.args, **self.kwargs)
 
     @torch.no_grad()
-    def outputs(self, model: nn.Module) -> list[Tensor]:
+    def output_tensors(self, model: nn.Module) -> list[Tensor]:
         """The tensors that the model returns."""
         return [x for x in pytree.tree_leaves(self.call(model)) if isinstance(x, Tensor)]
 
-    def shuffled(self) -> Inputs:
+    def shuffled(self) -> ModelInputs:
         """The same numbers in other places: as valid as the example, and another point of the function."""
         generator = torch.Generator().manual_seed(0)
 
@@ -52,16 +52,16 @@ class Inputs:
             order = torch.randperm(x.numel(), generator=generator).to(x.device)
             return x.flatten()[order].reshape(x.shape)
 
-        return Inputs(*pytree.tree_map(shuffle, (self.args, self.kwargs)))
+        return ModelInputs(*pytree.tree_map(shuffle, (self.args, self.kwargs)))
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def isolated_torch_state() -> Iterator[None]:
     """Leave torch's random numbers as they are, and its shortcut around the layers of Transformers unused."""
-    shortcut = torch.backends.mha.get_fastpath_enabled()
+    fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.random.fork_rng():
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(shortcut)
+        torch.backends.mha.set_fastpath_enabled(fastpath_enabled)

@@ -17,19 +17,19 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
-NONE = -1
+NO_UNIT = -1
 MIXED = 2**31
 
-_SAME = frozenset({"alias", "clone", "detach", "_to_copy", "lift_fresh"})
-_MOVES = frozenset(
+_IDENTITY_OPS = frozenset({"alias", "clone", "detach", "_to_copy", "lift_fresh"})
+_MOVEMENT_OPS = frozenset(
     {
         *("view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "cat"),
         *("stack", "repeat", "slice", "select", "narrow", "split", "split_with_sizes", "unbind", "constant_pad_nd"),
     }
 )
-_PARTS = frozenset({"slice", "select", "narrow", "split", "split_with_sizes", "unbind"})
-_REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})
-_ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "div", "pow"})
+_SLICING_OPS = frozenset({"slice", "select", "narrow", "split", "split_with_sizes", "unbind"})
+_REDUCTION_OPS = frozenset({"mean", "sum", "amax", "amin"})
+_ARITHMETIC_OPS = frozenset({"add", "sub", "rsub", "mul", "div", "pow"})
 
 
 @dataclass
@@ -38,13 +38,13 @@ class Origin:
 
     varies: Tensor
     unit: Tensor
-    """A number ≥ 0, ``NONE``, or ``MIXED`` if there are several."""
+    """A number ≥ 0, ``NO_UNIT``, or ``MIXED`` if there are several."""
 
     @classmethod
-    def plain(cls, like: Tensor, *, varies: bool) -> Origin:
-        return cls(_mask(like, varies), torch.full(like.shape, NONE, device=like.device))
+    def without_unit(cls, like: Tensor, *, varies: bool) -> Origin:
+        return cls(_full_mask(like, varies), torch.full(like.shape, NO_UNIT, device=like.device))
 
-    def each(self, move: Callable[[Tensor], Tensor]) -> Origin:
+    def map(self, move: Callable[[Tensor], Tensor]) -> Origin:
         """The origin after the elements have been moved."""
         return Origin(move(self.varies), move(self.unit))
 
@@ -54,29 +54,29 @@ def channel_axis(module: nn.Module) -> int:
     return -1 - len(module.kernel_size) if isinstance(module, _ConvNd) else -1
 
 
-def handed_on(
+def propagate_operation(
     func: Any, name: str, args: Any, kwargs: Any, results: list[Tensor], known: dict[int, Origin], origins: list[Origin]
 ) -> list[Origin]:
     """The origins of the results of an operation."""
     if not origins:  # made from nothing but sizes: a constant if it is one number, and not a random one
         random = torch.Tag.nondeterministic_seeded in func.tags
-        return [Origin.plain(t, varies=random or not _is_uniform(t)) for t in results]
-    if name in _SAME and len(results) == 1 and results[0].shape == origins[0].varies.shape:
+        return [Origin.without_unit(t, varies=random or not _is_uniform(t)) for t in results]
+    if name in _IDENTITY_OPS and len(results) == 1 and results[0].shape == origins[0].varies.shape:
         return [origins[0]]
-    if name in _MOVES:
-        return _moved(func, name, args, kwargs, results, known, origins)
+    if name in _MOVEMENT_OPS:
+        return _propagate_movement(func, name, args, kwargs, results, known, origins)
     if (torch.Tag.pointwise in func.tags or name == "_prelu_kernel") and len(results) == 1:
-        return [_pointwise(name, args, results[0], known, origins)]
-    if name in _REDUCTIONS and len(args) > 1 and len(origins) == 1:
-        return [_reduced(name, args, results[0], origins[0])]
+        return [_propagate_pointwise(name, args, results[0], known, origins)]
+    if name in _REDUCTION_OPS and len(args) > 1 and len(origins) == 1:
+        return [_propagate_reduction(name, args, results[0], origins[0])]
     if re.search(r"(pool|upsample).*[123]d", name) and len(origins) == 1:
-        return [_pooled(name, args, t, origins[0]) for t in results]
+        return [_propagate_pooling(name, args, t, origins[0]) for t in results]
     varies = any(bool(origin.varies.any()) for origin in origins)
-    unit = MIXED if units_in(origins) else NONE
-    return [Origin(_mask(t, varies), torch.full(t.shape, unit, device=t.device)) for t in results]
+    unit = MIXED if unit_ids(origins) else NO_UNIT
+    return [Origin(_full_mask(t, varies), torch.full(t.shape, unit, device=t.device)) for t in results]
 
 
-def _moved(
+def _propagate_movement(
     func: Any, name: str, args: Any, kwargs: Any, results: list[Tensor], known: dict[int, Origin], origins: list[Origin]
 ) -> list[Origin]:
     """Operations that put elements elsewhere do so with their origins."""
@@ -89,22 +89,24 @@ def _moved(
             replaced = ((*replaced[0][:2], fill), {})
         return [t for t in pytree.tree_leaves(func(*replaced[0], **replaced[1])) if isinstance(t, Tensor)]
 
-    varies, units = of(lambda origin: origin.varies.long(), 0), of(lambda origin: origin.unit, NONE)
+    varies, units = of(lambda origin: origin.varies.long(), 0), of(lambda origin: origin.unit, NO_UNIT)
     found = [Origin(v.bool(), u) for v, u in zip(varies, units, strict=True)]
-    if name in _PARTS and not units_in(origins) and not _is_uniform(args[0]):
+    if name in _SLICING_OPS and not unit_ids(origins) and not _is_uniform(args[0]):
         # which part of a parameter is taken may depend on the size of the input
         found = [Origin(torch.ones_like(origin.varies), origin.unit) for origin in found]
     return found
 
 
-def _pointwise(name: str, args: Any, result: Tensor, known: dict[int, Origin], origins: list[Origin]) -> Origin:
+def _propagate_pointwise(
+    name: str, args: Any, result: Tensor, known: dict[int, Origin], origins: list[Origin]
+) -> Origin:
     shape = result.shape
-    varies = _mask(result, False)
-    unit = torch.full(shape, NONE, device=result.device)
+    varies = _full_mask(result, False)
+    unit = torch.full(shape, NO_UNIT, device=result.device)
     for origin in origins:
         varies = varies | origin.varies.broadcast_to(shape)
-        unit = _joined(unit, origin.unit.broadcast_to(shape))
-    if name in _ARITHMETIC and any(isinstance(x, (int, float)) for x in args[:2]):
+        unit = _merge_units(unit, origin.unit.broadcast_to(shape))
+    if name in _ARITHMETIC_OPS and any(isinstance(x, (int, float)) for x in args[:2]):
         varies = varies | (result != 0)  # the number may have been made from a size or from an input
     if name == "mul":
         for factor in args[:2]:
@@ -114,67 +116,69 @@ def _pointwise(name: str, args: Any, result: Tensor, known: dict[int, Origin], o
     return Origin(varies, unit)
 
 
-def _reduced(name: str, args: Any, result: Tensor, origin: Origin) -> Origin:
+def _propagate_reduction(name: str, args: Any, result: Tensor, origin: Origin) -> Origin:
     dims = args[1] if isinstance(args[1], (list, tuple)) and args[1] else list(range(origin.varies.dim()))
     dims = sorted(dim % origin.varies.dim() for dim in dims)
     rest = [dim for dim in range(origin.varies.dim()) if dim not in dims]
     shape = [origin.varies.shape[dim] for dim in rest]
     varies = origin.varies.permute(*rest, *dims).reshape(*shape, -1).any(-1).reshape(result.shape)
-    unit = joined_over(origin.unit.permute(*rest, *dims).reshape(*shape, -1), -1).reshape(result.shape)
+    unit = merge_units_along(origin.unit.permute(*rest, *dims).reshape(*shape, -1), -1).reshape(result.shape)
     if name == "sum":
         varies = varies | (result != 0)  # of a constant, it depends on how many there are
     return Origin(varies, unit)
 
 
-def _pooled(name: str, args: Any, result: Tensor, origin: Origin) -> Origin:
+def _propagate_pooling(name: str, args: Any, result: Tensor, origin: Origin) -> Origin:
     """Operations within each channel, over as many axes at the end as their name says."""
     axes = next(n for n in (1, 2, 3) if f"{n}d" in name)
     lead = origin.varies.shape[:-axes]
-    varies = _spread(origin.varies.reshape(*lead, -1).any(-1), result)
-    unit = _spread(joined_over(origin.unit.reshape(*lead, -1), -1), result)
+    varies = _broadcast_leading(origin.varies.reshape(*lead, -1).any(-1), result)
+    unit = _broadcast_leading(merge_units_along(origin.unit.reshape(*lead, -1), -1), result)
     pads = name.startswith("avg_pool") and len(args) > 3 and any(args[3])
     if pads or "bicubic" in name:
         varies = varies | (result != 0)
     return Origin(varies, unit)
 
 
-def through_layer(module: nn.Module, x: Tensor, origin: Origin, output: Tensor, emitted: Tensor | None) -> Origin:
+def propagate_layer(
+    module: nn.Module, x: Tensor, origin: Origin, output: Tensor, channel_units: Tensor | None
+) -> Origin:
     """The origin of the output of a layer that is known."""
     if isinstance(module, (_BatchNorm, _InstanceNorm)):
-        return _through_norm(module, origin, output)
+        return _propagate_norm(module, origin, output)
     if isinstance(module, nn.Embedding):
         uniform = (module.weight == module.weight[:1]).all(0)
         varies = origin.varies.unsqueeze(-1) & ~uniform
-        return Origin(varies, _channels(emitted, output, -1))
+        return Origin(varies, _broadcast_channels(channel_units, output, -1))
     assert isinstance(module, (nn.Linear, _ConvNd))
     axis = channel_axis(module)
     if isinstance(module, nn.Linear):
         reached = origin.varies.double() @ (module.weight != 0).double().T
-        return Origin(reached > 0, _channels(emitted, output, axis))
-    changes = origin.varies | ((x != 0) & has_border(module))
+        return Origin(reached > 0, _broadcast_channels(channel_units, output, axis))
+    changes = origin.varies | ((x != 0) & has_border_effects(module))
     by_channel = changes.flatten(axis + 1).any(-1)
-    reached = by_channel.double() @ _connections(module).double()
-    varies = _spread(reached > 0, output)
+    reached = by_channel.double() @ _connected_channels(module).double()
+    varies = _broadcast_leading(reached > 0, output)
     if is_depthwise(module):
-        return Origin(varies, _spread(joined_over(origin.unit.flatten(axis + 1), -1), output))
-    return Origin(varies, _channels(emitted, output, axis))
+        return Origin(varies, _broadcast_leading(merge_units_along(origin.unit.flatten(axis + 1), -1), output))
+    return Origin(varies, _broadcast_channels(channel_units, output, axis))
 
 
-def _through_norm(module: _BatchNorm | _InstanceNorm, origin: Origin, output: Tensor) -> Origin:
+def _propagate_norm(module: _BatchNorm | _InstanceNorm, origin: Origin, output: Tensor) -> Origin:
     axis = 0 if isinstance(module, _InstanceNorm) and output.dim() == module._get_no_batch_dim() else 1  # type: ignore[no-untyped-call]
     if isinstance(module, _InstanceNorm) or module.running_mean is None:
         # numbers of a whole channel go into each of its elements
         others = [dim for dim in range(output.dim()) if dim != axis]
-        channels = origin.each(lambda t: t.permute(axis, *others).flatten(1))
-        varies, unit = channels.varies.any(1), joined_over(channels.unit, 1)
-        origin = Origin(_channels(varies, output, axis).bool(), _channels(unit, output, axis))
+        channels = origin.map(lambda t: t.permute(axis, *others).flatten(1))
+        varies, unit = channels.varies.any(1), merge_units_along(channels.unit, 1)
+        origin = Origin(_broadcast_channels(varies, output, axis).bool(), _broadcast_channels(unit, output, axis))
     if module.weight is None:
         return origin
-    live = _channels(module.weight != 0, output, axis).bool()
+    live = _broadcast_channels(module.weight != 0, output, axis).bool()
     return Origin(origin.varies & live, origin.unit)
 
 
-def _connections(module: _ConvNd) -> Tensor:
+def _connected_channels(module: _ConvNd) -> Tensor:
     """Which input channels (rows) reach which output channels (columns)."""
     nonzero = (module.weight != 0).flatten(2).any(2)
     nonzero = nonzero if isinstance(module, _ConvTransposeNd) else nonzero.T
@@ -189,7 +193,7 @@ def is_depthwise(module: _ConvNd) -> bool:
     return module.groups > 1 and module.groups == module.out_channels == module.in_channels
 
 
-def has_border(module: nn.Module) -> bool:
+def has_border_effects(module: nn.Module) -> bool:
     """Whether a constant input makes another output at the border than inside."""
     if isinstance(module, _ConvTransposeNd):
         return True
@@ -198,40 +202,40 @@ def has_border(module: nn.Module) -> bool:
     return False
 
 
-def _spread(values: Tensor, like: Tensor) -> Tensor:
+def _broadcast_leading(values: Tensor, like: Tensor) -> Tensor:
     """Numbers of whole channels at all of their places, which are the last axes of ``like``."""
     return values.reshape(*values.shape, *(1,) * (like.dim() - values.dim())).expand(like.shape)
 
 
-def _channels(values: Tensor | None, like: Tensor, axis: int) -> Tensor:
+def _broadcast_channels(values: Tensor | None, like: Tensor, axis: int) -> Tensor:
     """Numbers of channels at all places of a tensor."""
     if values is None:
-        return torch.full(like.shape, NONE, device=like.device)
+        return torch.full(like.shape, NO_UNIT, device=like.device)
     shape = [1] * like.dim()
     shape[axis] = -1
     return values.to(like.device).long().reshape(shape).expand(like.shape)
 
 
-def _joined(a: Tensor, b: Tensor) -> Tensor:
+def _merge_units(a: Tensor, b: Tensor) -> Tensor:
     """The unit of what is made of two."""
-    return torch.where((a == b) | (b == NONE), a, torch.where(a == NONE, b, MIXED))
+    return torch.where((a == b) | (b == NO_UNIT), a, torch.where(a == NO_UNIT, b, MIXED))
 
 
-def joined_over(units: Tensor, axis: int) -> Tensor:
+def merge_units_along(units: Tensor, axis: int) -> Tensor:
     """The unit of what is made of all along an axis."""
     if units.shape[axis] == 0:
-        return torch.full_like(units.sum(axis), NONE)
+        return torch.full_like(units.sum(axis), NO_UNIT)
     most = units.amax(axis)
-    least = torch.where(units == NONE, MIXED, units).amin(axis)
-    return torch.where((most == NONE) | (least == most), most, MIXED)
+    least = torch.where(units == NO_UNIT, MIXED, units).amin(axis)
+    return torch.where((most == NO_UNIT) | (least == most), most, MIXED)
 
 
-def units_in(origins: list[Origin]) -> set[int]:
+def unit_ids(origins: list[Origin]) -> set[int]:
     found = {number for origin in origins for number in torch.unique(origin.unit).tolist()}
-    return found - {NONE, MIXED}
+    return found - {NO_UNIT, MIXED}
 
 
-def _mask(like: Tensor, value: bool) -> Tensor:
+def _full_mask(like: Tensor, value: bool) -> Tensor:
     return torch.full(like.shape, value, dtype=torch.bool, device=like.device)
 
 

@@ -9,21 +9,20 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from proxmo.compaction.attention import (
-    FewerHeads,
-    put_in_place,
-    uncalled_layers,
-    why_heads_stay,
-    without_heads,
+    PrunedMultiheadAttention,
+    head_removal_obstacle,
+    remove_heads,
+    replace_attention,
     zero_heads,
 )
-from proxmo.compaction.dataflow import follow
-from proxmo.compaction.dependency_graph import Family, Traced, output_axis, shared_parameters
+from proxmo.compaction.dataflow import trace_dataflow, uncalled_layers
+from proxmo.compaction.dependency_graph import Family, UnitGraph, output_axis, shared_parameters
 from proxmo.compaction.errors import CompactionError
-from proxmo.compaction.example_inputs import Inputs
-from proxmo.compaction.removable_units import Numbered, Removable, add_constants, removable
+from proxmo.compaction.example_inputs import ModelInputs
+from proxmo.compaction.removable_units import NumberedFamilies, RemovalPlan, fold_constants, plan_removal
 
 _LAYERS = (nn.Linear, _ConvNd, nn.Embedding, nn.EmbeddingBag)
-_ATTENTION = (nn.MultiheadAttention, FewerHeads)
+_ATTENTION = (nn.MultiheadAttention, PrunedMultiheadAttention)
 _NOT_CALLED = "was not called on the example, and is left as it is"
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
@@ -56,7 +55,7 @@ def _tolerance(tensor: Tensor) -> float:
     return _TOLERANCE.get(tensor.dtype, 8 * torch.finfo(tensor.dtype).eps) * max(1.0, largest)
 
 
-class Cutter:
+class Pruner:
     """Removes units from copies of a model, and only what leaves its outputs as they are.
 
     Args:
@@ -64,149 +63,153 @@ class Cutter:
         inputs: what it is called with.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+    def __init__(self, model: nn.Module, inputs: ModelInputs) -> None:
         self.model = model
         self.inputs = inputs
         self.probes = [inputs, inputs.shuffled()]
-        self.expected = [self._first_outputs(probe) for probe in self.probes]
+        self.expected = [self._reference_outputs(probe) for probe in self.probes]
         self.refused: dict[str, str] = {}
         """Layers whose zero units must stay, with the reason."""
-        self._trains = self._runs_in_training(model)
-        self._followed = follow(model, inputs.args, inputs.kwargs, {})
-        uncalled = uncalled_layers(model, self._followed)
+        self._trainable = self._runs_in_training(model)
+        self._dataflow = trace_dataflow(model, inputs.args, inputs.kwargs, {})
+        uncalled = uncalled_layers(model, self._dataflow)
         self._kept: dict[str, list[str]] = {name: [_NOT_CALLED] for name, _ in uncalled}
-        self._numbers: dict[str, list[int]] = {}
+        self._original_indices: dict[str, list[int]] = {}
 
     def run(self) -> nn.Module:
         """The smallest model: removing units may leave others that nobody reads, so it goes on until none is left."""
-        self._cut_heads()
-        while self.cut_units():
+        self._remove_heads()
+        while self.remove_units():
             pass
         return self.model
 
-    def kept(self) -> list[str]:
+    def kept_notes(self) -> list[str]:
         """A sentence for each layer with zero units that had to stay."""
         return [f"{name}: {sentence}" for name, sentences in self._kept.items() for sentence in sentences]
 
-    def difference(self) -> float:
+    def output_difference(self) -> float:
         """How far the outputs on the example are from those of the model at the start."""
-        return largest_difference(self.inputs.outputs(self.model), self.expected[0])
+        return largest_difference(self.inputs.output_tensors(self.model), self.expected[0])
 
-    def cut_units(self) -> bool:
+    def remove_units(self) -> bool:
         """Remove the units of all layers that can be, and tell whether there were any."""
         plan = {root: found for root, found in self.plan().items() if found.units}
-        if not plan or self._try(plan) is None:
+        if not plan or self._try_plan(plan) is None:
             return bool(plan)
         for root in plan:  # something among them must stay: one by one tells what
-            problem = self._try({root: self.plan()[root]})
+            problem = self._try_plan({root: self.plan()[root]})
             if problem is not None:
                 self.refused[root] = problem
         self.plan()
         return not plan.keys() <= self.refused.keys()
 
-    def plan(self) -> dict[str, Removable]:
+    def plan(self) -> dict[str, RemovalPlan]:
         """What can be removed from each layer, and what is zero but cannot."""
-        numbered = Numbered(Traced(self.model, self.inputs).families())
-        followed = numbered.look(self.model, self.inputs)
+        numbered = NumberedFamilies(UnitGraph(self.model, self.inputs).families())
+        dataflow = numbered.find_obstacles(self.model, self.inputs)
         plan = {}
         for family in numbered.families:
-            found = removable(family, followed)
-            numbers = self._numbers.setdefault(family.root, list(range(family.size)))
+            found = plan_removal(family, dataflow)
+            numbers = self._original_indices.setdefault(family.root, list(range(family.size)))
             if family.root in self.refused:
-                found = Removable([], {}, {self.refused[family.root]: found.units} if found.units else {})
+                found = RemovalPlan([], {}, {self.refused[family.root]: found.units} if found.units else {})
             kept = {reason: [numbers[unit] for unit in units] for reason, units in found.kept.items()}
-            self._kept[family.root] = [_stays("unit", units, reason) for reason, units in kept.items()]
+            self._kept[family.root] = [_stay_message("unit", units, reason) for reason, units in kept.items()]
             plan[family.root] = found
-        self._name_others(numbered.families)
+        self._note_untraced_layers(numbered.families)
         return plan
 
-    def _name_others(self, families: list[Family]) -> None:
+    def _note_untraced_layers(self, families: list[Family]) -> None:
         """Tell of zero units of layers that belong to no family."""
-        followed = {member.module for family in families for member in family.having("emits", "passes")}
+        traced = {member.module for family in families for member in family.members_with("producer", "passthrough")}
         inside = {part for m in self.model.modules() if isinstance(m, _ATTENTION) for part in m.modules()}
         for name, layer in self.model.named_modules():
-            if isinstance(layer, _LAYERS) and layer not in followed | inside and name not in self._kept:
+            if isinstance(layer, _LAYERS) and layer not in traced | inside and name not in self._kept:
                 rows = layer.weight.detach().movedim(output_axis(layer), 0).flatten(1)
                 zero = (rows == 0).all(1).nonzero().flatten().tolist()
-                self._kept[name] = [_stays("unit", zero, "what becomes of it could not be followed")] if zero else []
+                self._kept[name] = (
+                    [_stay_message("unit", zero, "what becomes of it could not be followed")] if zero else []
+                )
 
-    def _try(self, plan: dict[str, Removable]) -> str | None:
+    def _try_plan(self, plan: dict[str, RemovalPlan]) -> str | None:
         """Carry out the plan on a copy, which takes the place of the model, or tell why it cannot."""
         candidate = copy.deepcopy(self.model)
         try:
-            traced = Traced(candidate, self.inputs)
-            families = {family.root: family for family in traced.families()}
+            graph = UnitGraph(candidate, self.inputs)
+            families = {family.root: family for family in graph.families()}
             for found in plan.values():
-                add_constants(candidate, found.constants)
+                fold_constants(candidate, found.constants)
             for root, found in plan.items():
-                traced.cut(families[root], found.units)
+                graph.prune(families[root], found.units)
         except Exception as error:
             return f"it cannot be cut: {type(error).__name__}: {error}"
-        problem = self._problem(candidate)
+        problem = self._why_rejected(candidate)
         if problem is None:
             self.model = candidate
             for root, found in plan.items():
                 gone = set(found.units)
-                self._numbers[root] = [n for unit, n in enumerate(self._numbers[root]) if unit not in gone]
+                self._original_indices[root] = [
+                    n for unit, n in enumerate(self._original_indices[root]) if unit not in gone
+                ]
         return problem
 
-    def _first_outputs(self, probe: Inputs) -> list[Tensor]:
+    def _reference_outputs(self, probe: ModelInputs) -> list[Tensor]:
         try:
-            outputs = probe.outputs(self.model)
+            outputs = probe.output_tensors(self.model)
         except Exception as error:
             raise CompactionError(
                 f"the model does not run on example_inputs: {type(error).__name__}: {error}"
             ) from error
-        if not are_close(probe.outputs(self.model), outputs):
+        if not are_close(probe.output_tensors(self.model), outputs):
             raise CompactionError("the model gives other outputs each time, in evaluation mode too")
         return outputs
 
     def _runs_in_training(self, model: nn.Module) -> bool:
         try:
-            self.inputs.outputs(copy.deepcopy(model).train())
+            self.inputs.output_tensors(copy.deepcopy(model).train())
         except Exception:
             return False
         return True
 
-    def _problem(self, candidate: nn.Module) -> str | None:
+    def _why_rejected(self, candidate: nn.Module) -> str | None:
         """Why the candidate may not take the place of the model, if so."""
         try:
-            found = [probe.outputs(candidate) for probe in self.probes]
+            found = [probe.output_tensors(candidate) for probe in self.probes]
         except Exception as error:
             return f"cut, the model does not run: {type(error).__name__}: {error}"
         for ours, expected in zip(found, self.expected, strict=True):
             if not are_close(ours, expected):
                 return f"cut, the outputs change by {largest_difference(ours, expected):.1e}"
-        if self._trains and not self._runs_in_training(candidate):
+        if self._trainable and not self._runs_in_training(candidate):
             return "cut, the model does not run in training mode"
         return None
 
-    def _cut_heads(self) -> None:
+    def _remove_heads(self) -> None:
         shared = shared_parameters(self.model)
         layers = [(n, m) for n, m in self.model.named_modules() if isinstance(m, nn.MultiheadAttention)]
-        reasons = {layer: why_heads_stay(layer, self._followed, shared) for _, layer in layers}
+        reasons = {layer: head_removal_obstacle(layer, self._dataflow, shared) for _, layer in layers}
         for name, layer in layers:
             heads, biased = zero_heads(layer)
-            self._kept[name] = [_stays("head", biased, "its values have a bias")] if biased else []
+            self._kept[name] = [_stay_message("head", biased, "its values have a bias")] if biased else []
             if len(heads) == layer.num_heads and reasons[layer] is None:
-                self._kept[name].append(_stays("head", heads[:1], "all are zero"))
+                self._kept[name].append(_stay_message("head", heads[:1], "all are zero"))
                 heads = heads[1:]
             if not heads:
                 continue
             problem = reasons[layer]
             if problem is None:
                 candidate = copy.deepcopy(self.model)
-                put_in_place(candidate, name, without_heads(layer, heads))
-                problem = self._problem(candidate)
+                replace_attention(candidate, name, remove_heads(layer, heads))
+                problem = self._why_rejected(candidate)
             if problem is None:
                 self.model = candidate
             else:
-                self._kept[name].append(_stays("head", heads, problem))
+                self._kept[name].append(_stay_message("head", heads, problem))
 
 
-def _stays(noun: str, numbers: list[int], reason: str) -> str:
+def _stay_message(noun: str, numbers: list[int], reason: str) -> str:
     """
-    >>> _stays("unit", [3], "all are zero"), _stays("unit", [1, 4], "it is an output")
+    >>> _stay_message("unit", [3], "all are zero"), _stay_message("unit", [1, 4], "it is an output")
     ('unit 3 stays: all are zero', 'units 1, 4 stay: it is an output')
     """
     if len(numbers) == 1:

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
-from proxmo.compaction.attention import FewerHeads
-from proxmo.compaction.example_inputs import Inputs
+from proxmo.compaction.attention import PrunedMultiheadAttention
+from proxmo.compaction.example_inputs import ModelInputs
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class CompactionReport:
         return "\n".join([*lines, f"largest difference of the outputs: {self.difference:.1e}", *self.kept])
 
 
-def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
+def count_multiply_adds(model: nn.Module, inputs: ModelInputs) -> int:
     """Multiply-adds of one call, of matrix products, convolutions and attention."""
     with FlopCounterMode(display=False) as counter, torch.enable_grad():  # without gradients attention is one black box
         inputs.call(model)
     return int(counter.get_total_flops()) // 2
 
 
-def widths(model: nn.Module) -> dict[str, int]:
+def layer_widths(model: nn.Module) -> dict[str, int]:
     """Output channels, neurons or heads of each layer that has them."""
     found = {}
     for name, module in model.named_modules():
@@ -67,6 +67,6 @@ def widths(model: nn.Module) -> dict[str, int]:
             found[name] = module.out_channels
         elif isinstance(module, nn.Embedding):
             found[name] = module.embedding_dim
-        elif isinstance(module, (nn.MultiheadAttention, FewerHeads)):
+        elif isinstance(module, (nn.MultiheadAttention, PrunedMultiheadAttention)):
             found[name] = module.num_heads
     return found

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from proxmo.compaction.attention import FewerHeads, put_in_place
+from proxmo.compaction.attention import PrunedMultiheadAttention, replace_attention
 from proxmo.compaction.errors import require_package
-from proxmo.compaction.example_inputs import undisturbed
+from proxmo.compaction.example_inputs import isolated_torch_state
 from proxmo.files import written_whole
 
 _FORMAT = "proxmo-compact-1"
@@ -46,7 +46,9 @@ def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"model must have tensors only in its state, got {type(value).__name__} for {name!r}")
-    heads = {name: [m.num_heads, m.head_dim] for name, m in model.named_modules() if isinstance(m, FewerHeads)}
+    heads = {
+        name: [m.num_heads, m.head_dim] for name, m in model.named_modules() if isinstance(m, PrunedMultiheadAttention)
+    }
     first_names: dict[int, str] = {}  # tied tensors are written once
     for name, value in state.items():
         first_names.setdefault(id(value), name)
@@ -56,7 +58,7 @@ def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
         save_file(tensors, temporary, metadata)
 
 
-@undisturbed()
+@isolated_torch_state()
 def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """The model that `save_compact` wrote, from the model of the original size that your code makes.
 
@@ -75,21 +77,21 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    tensors, heads = _read(Path(path))
+    tensors, heads = _read_file(Path(path))
     loaded = copy.deepcopy(model)
     for name, (count, width) in heads.items():
         attention = _submodule(loaded, name, path)
         if not isinstance(attention, nn.MultiheadAttention):
             raise ValueError(f"{path} is for a model with attention in {name!r}, got a {type(attention).__name__}")
-        put_in_place(loaded, name, FewerHeads.like(attention, count, width))
+        replace_attention(loaded, name, PrunedMultiheadAttention.like(attention, count, width))
     _check_names(loaded, tensors, path)
     replaced: dict[Tensor, Tensor] = {}
     for name, value in tensors.items():
         holder, own = _submodule(loaded, name.rpartition(".")[0], path), name.rpartition(".")[2]
         old = getattr(holder, own)
-        if isinstance(old, Tensor) and not _may_be_cut(old, value):
+        if isinstance(old, Tensor) and not _may_be_pruned(old, value):
             raise ValueError(f"{path} has {name!r} of shape {tuple(value.shape)}, the model {tuple(old.shape)}")
-        new = _like(value, old, holder)
+        new = _replacement(value, old, holder)
         setattr(holder, own, new)
         if isinstance(old, Tensor):
             replaced[old] = new
@@ -97,14 +99,14 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         for own, old in list(holder.named_parameters(recurse=False, remove_duplicate=False)):
             if old in replaced:  # tied to one that is in the file
                 setattr(holder, own, replaced[old])
-        _set_sizes(holder)
-        widths = {len(x) for x in _per_output(holder)}
+        _update_size_attributes(holder)
+        widths = {len(x) for x in _output_channel_tensors(holder)}
         if len(widths) > 1:
             raise ValueError(f"{path} has a {type(holder).__name__} whose tensors do not fit each other: {widths}")
     return loaded
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
+def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
     require_package("safetensors")
     from safetensors import SafetensorError, safe_open
 
@@ -138,27 +140,27 @@ def _check_names(model: nn.Module, tensors: dict[str, Tensor], path: str | os.Pa
     state = model.state_dict(keep_vars=True)
     saved = {id(state[name]) for name in tensors if name in state}
     missing = [name for name, value in state.items() if id(value) not in saved]
-    unknown = [name for name in tensors if name not in state and not _may_be_new(model, name)]
+    unknown = [name for name in tensors if name not in state and not _may_be_added_bias(model, name)]
     if missing or unknown:
         raise ValueError(
             f"{path} does not fit the model: it lacks {missing or 'nothing'}, and has {unknown or 'no'} more"
         )
 
 
-def _may_be_new(model: nn.Module, name: str) -> bool:
+def _may_be_added_bias(model: nn.Module, name: str) -> bool:
     """Whether it is the bias of a layer without one, which gets it when a constant is put there."""
     holder, _, own = name.rpartition(".")
     layer = dict(model.named_modules()).get(holder)
     return own == "bias" and isinstance(layer, (nn.Linear, _ConvNd)) and layer.bias is None
 
 
-def _may_be_cut(old: Tensor, value: Tensor) -> bool:
+def _may_be_pruned(old: Tensor, value: Tensor) -> bool:
     """Whether a tensor may be what is left of another."""
     same_kind = old.is_floating_point() == value.is_floating_point()
     return same_kind and old.dim() == value.dim() and all(map(le, value.shape, old.shape))
 
 
-def _per_output(module: nn.Module) -> list[Tensor]:
+def _output_channel_tensors(module: nn.Module) -> list[Tensor]:
     """The tensors of a layer that have a number for each of its output channels; for a convolution, its weight too."""
     if isinstance(module, (nn.Linear, _ConvNd)) and not isinstance(module, _ConvTransposeNd):
         return [x for x in (module.weight, module.bias) if x is not None]
@@ -167,7 +169,7 @@ def _per_output(module: nn.Module) -> list[Tensor]:
     return []
 
 
-def _like(value: Tensor, old: Tensor | None, holder: nn.Module) -> Tensor:
+def _replacement(value: Tensor, old: Tensor | None, holder: nn.Module) -> Tensor:
     """The saved numbers on the device of the old ones, a parameter if those are."""
     if old is None:
         return nn.Parameter(value.to(next(holder.parameters()).device))
@@ -175,7 +177,7 @@ def _like(value: Tensor, old: Tensor | None, holder: nn.Module) -> Tensor:
     return nn.Parameter(moved, old.requires_grad) if isinstance(old, nn.Parameter) else moved
 
 
-def _set_sizes(module: nn.Module) -> None:
+def _update_size_attributes(module: nn.Module) -> None:
     """Let the attributes of a layer tell the sizes of its tensors."""
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape

@@ -11,18 +11,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from proxmo.compaction.attention import rows_of_heads, why_heads_stay
+from proxmo.compaction.attention import head_removal_obstacle, head_rows
 from proxmo.compaction.compacting import working_copy
-from proxmo.compaction.dependency_graph import Family, Member, Traced, output_axis, shared_parameters
-from proxmo.compaction.example_inputs import ExampleInputs, Inputs, undisturbed
-from proxmo.compaction.pruning import Cutter
-from proxmo.compaction.removable_units import Numbered
+from proxmo.compaction.dependency_graph import Family, Member, UnitGraph, output_axis, shared_parameters
+from proxmo.compaction.example_inputs import ExampleInputs, ModelInputs, isolated_torch_state
+from proxmo.compaction.pruning import Pruner
+from proxmo.compaction.removable_units import NumberedFamilies
 from proxmo.layers import ParamGroups
 from proxmo.optim.units import Slice
 from proxmo.penalties.base import Grouped
 
 
-class _Piece(NamedTuple):
+class _ParameterSlice(NamedTuple):
     """A part of a parameter, by name, that belongs to units."""
 
     parameter: str
@@ -31,14 +31,14 @@ class _Piece(NamedTuple):
     """For each unit its indices along the axis."""
 
 
-class _LikeUnits(NamedTuple):
+class _UniformUnits(NamedTuple):
     """Units that begin at one layer and have as many weights in each of their parameters."""
 
     root: str
-    pieces: list[_Piece]
+    pieces: list[_ParameterSlice]
 
 
-@undisturbed()
+@isolated_torch_state()
 def unit_groups(model: nn.Module, example_inputs: ExampleInputs, penalty: Grouped) -> ParamGroups:
     """Parameter groups in which each group of the penalty is all that makes a unit of the model removable.
 
@@ -72,26 +72,26 @@ def unit_groups(model: nn.Module, example_inputs: ExampleInputs, penalty: Groupe
     """
     if not isinstance(penalty, Grouped) or penalty.dim != 0:
         raise TypeError(f"penalty must be a group penalty with dim=0, such as GroupL2(0.1), got {penalty!r}")
-    inputs = Inputs.of(example_inputs)
+    inputs = ModelInputs.from_example(example_inputs)
     traced = working_copy(model)
-    families = Traced(traced, inputs).families()
-    followed = Numbered(families).look(traced, inputs)
+    families = UnitGraph(traced, inputs).families()
+    dataflow = NumberedFamilies(families).find_obstacles(traced, inputs)
     obstacles = {family.root: family.obstacle for family in families}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    obstacles |= _trial(traced, inputs, [family for family in families if family.obstacle is None], trained)
-    found: list[_LikeUnits] = []
+    obstacles |= _trial_removal(traced, inputs, [family for family in families if family.obstacle is None], trained)
+    found: list[_UniformUnits] = []
     for family in families:
         if obstacles[family.root] is None:
-            found += _like_units(family, trained)
+            found += _uniform_units(family, trained)
     for name, layer in traced.named_modules():
         if isinstance(layer, nn.MultiheadAttention):
-            obstacles[name] = why_heads_stay(layer, followed, shared_parameters(traced))
-            found += _heads(name, layer, trained) if obstacles[name] is None else []
+            obstacles[name] = head_removal_obstacle(layer, dataflow, shared_parameters(traced))
+            found += _head_units(name, layer, trained) if obstacles[name] is None else []
     notes = [f"not penalised: {root}: {reason}" for root, reason in obstacles.items() if reason is not None]
     return _param_groups(model, penalty, found, notes)
 
 
-def _param_groups(model: nn.Module, penalty: Grouped, found: list[_LikeUnits], notes: list[str]) -> ParamGroups:
+def _param_groups(model: nn.Module, penalty: Grouped, found: list[_UniformUnits], notes: list[str]) -> ParamGroups:
     named = dict(model.named_parameters())
     in_units = list(dict.fromkeys(piece.parameter for like in found for piece in like.pieces))
     positions = {name: position for position, name in enumerate(in_units)}
@@ -102,27 +102,27 @@ def _param_groups(model: nn.Module, penalty: Grouped, found: list[_LikeUnits], n
     rest = [(name, p) for name, p in named.items() if name not in positions]
     if rest:
         groups.append({"params": rest, "penalty": None})
-    return ParamGroups(groups, [*(_described(like, named) for like in found), *notes])
+    return ParamGroups(groups, [*(_describe(like, named) for like in found), *notes])
 
 
-def _slice(piece: _Piece, positions: dict[str, int], named: dict[str, nn.Parameter]) -> Slice:
+def _slice(piece: _ParameterSlice, positions: dict[str, int], named: dict[str, nn.Parameter]) -> Slice:
     in_order = tuple((index,) for index in range(named[piece.parameter].shape[piece.axis]))
     return Slice(positions[piece.parameter], piece.axis, None if piece.indices == in_order else piece.indices)
 
 
-def _described(like: _LikeUnits, named: dict[str, nn.Parameter]) -> str:
+def _describe(like: _UniformUnits, named: dict[str, nn.Parameter]) -> str:
     weights = 0
     for name, axis, indices in like.pieces:
         weights += named[name].numel() // named[name].shape[axis] * len(indices[0])
     return f"{len(like.pieces[0].indices)} units of {weights} weights: {like.root}"
 
 
-def _like_units(family: Family, trained: dict[str, nn.Parameter]) -> list[_LikeUnits]:
+def _uniform_units(family: Family, trained: dict[str, nn.Parameter]) -> list[_UniformUnits]:
     """The units of a family: where layers are joined side by side, not all need be alike."""
     by_parameter = [
-        (name, axis, member.by_unit)
-        for member in family.having("emits", "passes")
-        for name, axis in _parameters(member)
+        (name, axis, member.channels_by_unit)
+        for member in family.members_with("producer", "passthrough")
+        for name, axis in _output_parameters(member)
         if name in trained
     ]
     kinds: dict[tuple[tuple[str, int], ...], list[int]] = {}
@@ -133,21 +133,23 @@ def _like_units(family: Family, trained: dict[str, nn.Parameter]) -> list[_LikeU
     for kind, units in kinds.items():
         present = dict(kind)
         pieces = [
-            _Piece(name, axis, tuple(tuple(channels[unit]) for unit in units))
+            _ParameterSlice(name, axis, tuple(tuple(channels[unit]) for unit in units))
             for name, axis, channels in by_parameter
             if name in present
         ]
-        found.append(_LikeUnits(family.root, pieces))
+        found.append(_UniformUnits(family.root, pieces))
     return [like for like in found if like.pieces]
 
 
-def _heads(name: str, layer: nn.MultiheadAttention, trained: dict[str, nn.Parameter]) -> list[_LikeUnits]:
-    rows = {f"{name}.{own}".lstrip("."): of_heads for own, of_heads in rows_of_heads(layer).items()}
-    pieces = [_Piece(full, 0, tuple(map(tuple, of_heads))) for full, of_heads in rows.items() if full in trained]
-    return [_LikeUnits(name, pieces)] if pieces else []
+def _head_units(name: str, layer: nn.MultiheadAttention, trained: dict[str, nn.Parameter]) -> list[_UniformUnits]:
+    rows = {f"{name}.{own}".lstrip("."): of_heads for own, of_heads in head_rows(layer).items()}
+    pieces = [
+        _ParameterSlice(full, 0, tuple(map(tuple, of_heads))) for full, of_heads in rows.items() if full in trained
+    ]
+    return [_UniformUnits(name, pieces)] if pieces else []
 
 
-def _parameters(member: Member) -> list[tuple[str, int]]:
+def _output_parameters(member: Member) -> list[tuple[str, int]]:
     """The parameters of a layer that make its output channels, with the axes that run over them."""
     module = member.module
     if isinstance(module, nn.Parameter):
@@ -159,26 +161,28 @@ def _parameters(member: Member) -> list[tuple[str, int]]:
 
 
 @torch.no_grad()
-def _trial(
-    model: nn.Module, inputs: Inputs, families: list[Family], trained: dict[str, nn.Parameter]
+def _trial_removal(
+    model: nn.Module, inputs: ModelInputs, families: list[Family], trained: dict[str, nn.Parameter]
 ) -> dict[str, str | None]:
     """For each family why its units cannot be removed, if so: tried on a copy in which the first of each is zero."""
     zeroed = copy.deepcopy(model)
     for family in families:
-        for member in family.having("emits", "passes"):
-            for name, axis in _parameters(member):
+        for member in family.members_with("producer", "passthrough"):
+            for name, axis in _output_parameters(member):
                 if name not in trained:
                     continue
                 p = zeroed.get_parameter(name)
-                p.index_fill_(axis, torch.tensor(member.by_unit.get(0, []), device=p.device, dtype=torch.long), 0.0)
-    cutter = Cutter(zeroed, inputs)
-    found = cutter.plan()
-    cutter.cut_units()
+                p.index_fill_(
+                    axis, torch.tensor(member.channels_by_unit.get(0, []), device=p.device, dtype=torch.long), 0.0
+                )
+    pruner = Pruner(zeroed, inputs)
+    found = pruner.plan()
+    pruner.remove_units()
     reasons: dict[str, str | None] = {}
     for family in families:
         of_family = found[family.root]
         kept = [reason for reason, units in of_family.kept.items() if 0 in units]
         if not kept and 0 not in of_family.units:
             kept = ["with all that is trained of it at zero, a unit still depends on the input"]
-        reasons[family.root] = kept[0] if kept else cutter.refused.get(family.root)
+        reasons[family.root] = kept[0] if kept else pruner.refused.get(family.root)
     return reasons
