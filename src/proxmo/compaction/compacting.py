@@ -1,4 +1,4 @@
-"""The way from a model with zero units to a smaller one."""
+"""Compact a model: remove its zero units."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from proxmo.compaction.report import CompactionReport, count_multiply_adds, laye
 
 @isolated_torch_state()
 def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module, CompactionReport]:
-    """A smaller model with the same outputs: all neurons, channels and attention heads that are zero are removed.
+    """Return a smaller model with the same outputs, without the neurons, channels and attention heads that are zero.
 
-    A unit goes if all layers that read it multiply it by zero, or see a constant whatever the input of the model, and
-    if no operation on the way mixes its channels with others; a constant, from a bias or a shift of the normalisation,
-    goes into the bias of the layers that read it. Zero units for which that cannot be shown stay, and the report names
-    them. The model itself is left as it was; the new one is an ordinary dense module, in the same mode of training or
-    evaluation. A layer keeps one unit if all are zero. Needs ``pip install 'proxmo[compact]'``.
+    A unit is removed if every layer that reads it either multiplies it by zero or reads a constant, for any input of
+    the model, and if no operation in between mixes its channels with others. A constant, such as a bias or the shift of
+    a normalisation, is folded into the bias of the layers that read it. Zero units that do not provably meet these
+    conditions stay, and the report lists them. If all units of a layer are zero, one stays. The model itself is not
+    modified; the new one is an ordinary dense module, in the same training or evaluation mode. Requires
+    ``pip install 'proxmo[compact]'``.
 
     Args:
         model: the model, on any device.
-        example_inputs: a tensor, a tuple of arguments or a dictionary of named ones, to call the model with.
+        example_inputs: a tensor, a tuple of arguments or a dictionary of keyword arguments to call the model with.
 
     Returns:
-        The new model, and what was done.
+        The new model, and a report of what was removed.
 
     >>> import torch
     >>> from torch import nn
@@ -66,35 +67,35 @@ def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module,
 
 
 def working_copy(model: nn.Module) -> nn.Module:
-    """A copy to trace and cut: in evaluation mode, every parameter with gradients, which tracing needs."""
+    """Return a copy to trace and prune, in evaluation mode; all parameters require gradients, as tracing needs them."""
     require_package("torch-pruning")
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise TypeError(f"model must be an nn.Module that is neither scripted nor compiled, got {type(model).__name__}")
     if any(map(is_lazy, model.parameters())):
-        raise ValueError("model must know all its shapes, got one with lazy layers: call it once before")
+        raise ValueError("model must have no uninitialized parameters, got lazy layers: call the model once first")
     try:
         return copy.deepcopy(model).eval().requires_grad_(True)
     except Exception as error:
-        hint = "; take the undivided model" if shards.any_divided(model.parameters()) else ""
+        hint = "; pass the unsharded model" if shards.any_divided(model.parameters()) else ""
         raise CompactionError(f"the model cannot be copied: {error}{hint}") from error
 
 
 def _restore_modes(small: nn.Module, model: nn.Module) -> None:
-    """Give modules and parameters the modes that they have in the model; new ones get those of what they are in."""
-    modes = {name: module.training for name, module in model.named_modules()}
-    wanted = {name: p.requires_grad for name, p in model.named_parameters(remove_duplicate=False)}
+    """Copy ``training`` and ``requires_grad`` from the model; new modules inherit them from their nearest ancestor."""
+    training = {name: module.training for name, module in model.named_modules()}
+    requires_grad = {name: p.requires_grad for name, p in model.named_parameters(remove_duplicate=False)}
     for name, module in small.named_modules():
-        holder = next(holder for holder in _ancestors(name) if holder in modes)
-        module.training = modes[holder]
-        for own, p in module.named_parameters(recurse=False):
-            full = f"{name}.{own}".lstrip(".")
-            of_layer = [flag for other, flag in wanted.items() if other.startswith(f"{holder}.".lstrip("."))]
-            p.requires_grad_(wanted[full] if full in wanted else any(of_layer))
+        ancestor = next(ancestor for ancestor in _ancestors(name) if ancestor in training)
+        module.training = training[ancestor]
+        for parameter_name, p in module.named_parameters(recurse=False):
+            full = f"{name}.{parameter_name}".lstrip(".")
+            inherited = [flag for other, flag in requires_grad.items() if other.startswith(f"{ancestor}.".lstrip("."))]
+            p.requires_grad_(requires_grad[full] if full in requires_grad else any(inherited))
             p.grad = None
 
 
 def _ancestors(name: str) -> list[str]:
-    """The name of a module, then those of what it is in, to the model itself.
+    """Return the name of a module, then the names of the modules that contain it, up to the model.
 
     >>> _ancestors("body.0")
     ['body.0', 'body', '']

@@ -1,9 +1,9 @@
-"""What the numbers of a model depend on: one call of it, followed operation by operation.
+"""Trace what each value in a model depends on, operation by operation, through one call.
 
-Every tensor on the way gets an `Origin`, which says for each element whether it may change with the inputs, and of
-which unit's channel it is. Rules say how layers and operations hand that on; whatever has no rule is taken to mix all
-and to depend on all, so that what is found constant, or apart from other channels, is so for every input and not only
-for those of the call.
+Every tensor gets an `Origin`, which records for each element whether it may change with the inputs and which unit it
+belongs to. `propagation_rules` derives the origins of outputs from those of inputs. Operations without a rule are
+assumed to mix all units and to depend on all inputs. A value that is found to be constant, or to belong to a single
+unit, therefore is so for every input, not only for the traced one.
 """
 
 from __future__ import annotations
@@ -51,57 +51,59 @@ _STANDARD_LAYERS = (
 
 
 def is_standard_layer(module: nn.Module) -> bool:
-    """Whether a layer does what its class says: no forward of its own, no hooks."""
+    """Return whether propagation rules apply: a torch.nn layer without a custom forward or hooks."""
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return False
-    return any(runs_forward_of(module, known) for known in _STANDARD_LAYERS)
+    return any(runs_forward_of(module, layer_type) for layer_type in _STANDARD_LAYERS)
 
 
-def runs_forward_of(module: nn.Module, known: type[nn.Module]) -> bool:
-    """Whether a layer computes what that class does, though it may be of another."""
-    own = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
-    return type(module).forward is known.forward and not own
+def runs_forward_of(module: nn.Module, layer_type: type[nn.Module]) -> bool:
+    """Return whether the module runs the forward of ``layer_type``, even as a subclass, and has no hooks."""
+    customised = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
+    return type(module).forward is layer_type.forward and not customised
 
 
 @dataclass
 class LayerInput:
-    """What a layer has read, by input channels."""
+    """The input of a layer, reduced to one number per input channel."""
 
     varies: Tensor
+    """Whether any element may change with the inputs of the model."""
     unit: Tensor
+    """Unit id, as in `Origin`."""
     minimum: Tensor
     maximum: Tensor
 
     @cached_property
     def constant(self) -> Tensor:
-        """The channels with one number at all places, up to its last digits, whatever the input of the model."""
-        slack = 4 * torch.finfo(self.minimum.dtype).eps * self.minimum.abs()
-        return ~self.varies & (self.maximum - self.minimum <= slack)
+        """Mask of the channels that hold one value, up to rounding, for every input of the model."""
+        tolerance = 4 * torch.finfo(self.minimum.dtype).eps * self.minimum.abs()
+        return ~self.varies & (self.maximum - self.minimum <= tolerance)
 
 
 @dataclass
 class Dataflow:
-    """What was found out about a model."""
+    """Result of `trace_dataflow`."""
 
     layer_inputs: dict[nn.Module, LayerInput] = field(default_factory=dict)
     mixed_by: dict[int, str] = field(default_factory=dict)
-    """Units whose channels were not kept apart from others, with the operation."""
+    """For each unit mixed with others, the operation that does so."""
     units_in_outputs: set[int] = field(default_factory=set)
-    """Units that are among the outputs."""
+    """Units with elements in the outputs of the model."""
     call_counts: dict[nn.Module, int] = field(default_factory=dict)
     attention_weights_used: set[nn.Module] = field(default_factory=set)
-    """Attention layers whose weights are used, beside their outputs."""
+    """Attention layers whose attention weights are used by the model."""
 
 
 def trace_dataflow(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], channel_units: Mapping[nn.Module, Tensor]
 ) -> Dataflow:
-    """Call the model, and follow it.
+    """Call the model and trace its dataflow.
 
     Args:
-        model: in evaluation mode.
-        args, kwargs: of the call.
-        channel_units: for layers the number of the unit of each output channel.
+        model: the model, in evaluation mode.
+        args, kwargs: arguments of the call.
+        channel_units: unit ids of the output channels of layers.
     """
     tracer = _DataflowTracer(model, (args, kwargs), channel_units)
     with torch.no_grad(), tracer.hooks(), tracer:
@@ -111,15 +113,18 @@ def trace_dataflow(
 
 
 def uncalled_layers(model: nn.Module, dataflow: Dataflow) -> list[tuple[str, nn.Module]]:
-    """The layers with parameters that were not called; attention of torch never calls what is inside it."""
-    inside = {
+    """Return the layers with parameters that were not called."""
+    # nn.MultiheadAttention uses the parameters of its submodules without calling them
+    never_called = {
         part for m in model.modules() if isinstance(m, nn.MultiheadAttention) for part in m.modules() if part is not m
     }
-    own = [(name, m) for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None]
-    return [(name, module) for name, module in own if module not in dataflow.call_counts and module not in inside]
+    layers = [(name, m) for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None]
+    return [(name, m) for name, m in layers if m not in dataflow.call_counts and m not in never_called]
 
 
 class _DataflowTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode that propagates origins through standard layers and through operations outside of them."""
+
     def __init__(self, model: nn.Module, inputs: Any, channel_units: Mapping[nn.Module, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.result = Dataflow()
@@ -137,14 +142,15 @@ class _DataflowTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._layer_depth:
             return func(*args, **kwargs)
-        before = [(t, self._origin(t)) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        # before the call, which may write to its operands
+        operands = [(t, self._origin(t)) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         out = func(*args, **kwargs)
-        self._record_operation(func, args, kwargs, out, before)
+        self._record_operation(func, args, kwargs, out, operands)
         return out
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """See the layers that are known as a whole, and how often each is called."""
+        """Register hooks that count calls and treat each standard layer as one operation."""
         with ExitStack() as stack:
             for module in self._model.modules():
                 for hook in self._hooks_for(module):
@@ -152,7 +158,7 @@ class _DataflowTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
 
     def record_outputs(self, outputs: Any) -> None:
-        """Look at the outputs."""
+        """Record which units and attention weights are outputs of the model."""
         for tensor in pytree.tree_leaves(outputs):
             if isinstance(tensor, Tensor):
                 self.result.units_in_outputs |= unit_ids([self._origin(tensor)])
@@ -171,22 +177,22 @@ class _DataflowTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(module, nn.Linear) or (isinstance(module, _ConvNd) and not is_depthwise(module)):
                 self._record_input(module, inputs[0], origin)
             self._origins[output] = propagate_layer(module, inputs[0], origin, output, self._channel_units.get(module))
-            self._layer_depth -= 1  # at last: what is done here is not to be followed
+            self._layer_depth -= 1  # last, so that the operations of this hook are not traced
 
         def record_attention_weights(module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor | None]) -> None:
             if output[1] is not None:
                 self._attention_weights[output[1]] = module
 
-        known = is_standard_layer(module)
-        made = [module.register_forward_pre_hook(count)]
-        if known:
-            made += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+        is_standard = is_standard_layer(module)  # before the first hook is registered
+        handles = [module.register_forward_pre_hook(count)]
+        if is_standard:
+            handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
         if isinstance(module, nn.MultiheadAttention):
-            made.append(module.register_forward_hook(record_attention_weights))
-        return made
+            handles.append(module.register_forward_hook(record_attention_weights))
+        return handles
 
     def _origin(self, tensor: Tensor) -> Origin:
-        """What is known of a tensor; one that came from nowhere may be anything."""
+        """Return the origin of a tensor; one that was never seen may depend on the inputs."""
         known: Origin | None = self._origins.get(tensor)
         return Origin.without_unit(tensor, varies=True) if known is None else known
 
@@ -195,41 +201,41 @@ class _DataflowTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         channels = x.detach().movedim(axis, -1).flatten(0, -2)
         varies = origin.varies.movedim(axis, -1).flatten(0, -2).any(0)
         unit = merge_units_along(origin.unit.movedim(axis, -1).flatten(0, -2), 0)
-        empty = len(channels) == 0
-        minimum, maximum = (
-            (channels.new_zeros(channels.shape[1]),) * 2 if empty else (channels.amin(0), channels.amax(0))
-        )
+        if len(channels) == 0:
+            minimum = maximum = channels.new_zeros(channels.shape[1])
+        else:
+            minimum, maximum = channels.amin(0), channels.amax(0)
         self.result.layer_inputs[module] = LayerInput(varies, unit, minimum, maximum)
         self._record_mixing([origin], unit, type(module).__name__)
 
-    def _record_mixing(self, operands: list[Origin], result: Tensor, operation: str) -> None:
-        if bool((result == MIXED).any()):
-            for number in unit_ids(operands):
-                self.result.mixed_by.setdefault(number, operation)
+    def _record_mixing(self, origins: list[Origin], result_units: Tensor, operation: str) -> None:
+        if bool((result_units == MIXED).any()):
+            for unit in unit_ids(origins):
+                self.result.mixed_by.setdefault(unit, operation)
 
     def _record_operation(
-        self, func: Any, args: Any, kwargs: Any, out: Any, before: list[tuple[Tensor, Origin]]
+        self, func: Any, args: Any, kwargs: Any, out: Any, operands: list[tuple[Tensor, Origin]]
     ) -> None:
         name = func._schema.name.removeprefix("aten::")
-        for tensor, _ in before:
+        for tensor, _ in operands:
             if tensor in self._attention_weights:
                 self.result.attention_weights_used.add(self._attention_weights[tensor])
-        origins = [origin for _, origin in before]
+        origins = [origin for _, origin in operands]
         results = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
-        made = propagate_operation(
-            func, name.rstrip("_"), args, kwargs, results, {id(t): origin for t, origin in before}, origins
+        propagated = propagate_operation(
+            func, name.rstrip("_"), args, kwargs, results, {id(t): origin for t, origin in operands}, origins
         )
-        for tensor, origin in zip(results, made, strict=True):
+        for tensor, origin in zip(results, propagated, strict=True):
             self._origins[tensor] = origin
             self._record_mixing(origins, origin.unit, name)
         if func._schema.is_mutable:
-            self._invalidate_aliases({id(t) for t in results}, [t for t, _ in before])
+            self._invalidate_aliases({id(t) for t in results}, [t for t, _ in operands])
 
-    def _invalidate_aliases(self, known: set[int], written: list[Tensor]) -> None:
-        """After writing to a tensor, others that share its memory may be anything."""
-        memory = {t.untyped_storage().data_ptr() for t in written if id(t) in known}
+    def _invalidate_aliases(self, result_ids: set[int], operands: list[Tensor]) -> None:
+        """Mark tensors that share memory with an operand written in place as varying and mixed."""
+        written = {t.untyped_storage().data_ptr() for t in operands if id(t) in result_ids}
         for tensor, origin in list(self._origins.items()):
-            if id(tensor) not in known and tensor.untyped_storage().data_ptr() in memory:
-                for number in unit_ids([origin]):
-                    self.result.mixed_by.setdefault(number, "writing to a part of a tensor")
+            if id(tensor) not in result_ids and tensor.untyped_storage().data_ptr() in written:
+                for unit in unit_ids([origin]):
+                    self.result.mixed_by.setdefault(unit, "an in-place write to shared memory")
                 self._origins[tensor] = Origin(torch.ones_like(origin.varies), torch.full_like(origin.unit, MIXED))

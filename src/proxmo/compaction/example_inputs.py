@@ -1,4 +1,4 @@
-"""Calling a model: its inputs, and the conditions under which it is looked at."""
+"""Example inputs, and the torch settings under which models run on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ExampleInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """What a model is called with."""
+    """Positional and keyword arguments for a call of the model."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -30,7 +30,7 @@ class ModelInputs:
         if isinstance(example, (tuple, list)):
             return cls(tuple(example), {})
         raise TypeError(
-            "example_inputs must be a tensor, a tuple of arguments or a dictionary of named ones, got "
+            "example_inputs must be a tensor, a tuple of arguments or a dictionary of keyword arguments, got "
             f"{type(example).__name__}"
         )
 
@@ -39,11 +39,11 @@ class ModelInputs:
 
     @torch.no_grad()
     def output_tensors(self, model: nn.Module) -> list[Tensor]:
-        """The tensors that the model returns."""
+        """Return the tensors in the output of the model, without gradients."""
         return [x for x in pytree.tree_leaves(self.call(model)) if isinstance(x, Tensor)]
 
     def shuffled(self) -> ModelInputs:
-        """The same numbers in other places: as valid as the example, and another point of the function."""
+        """Return inputs with the elements of each float tensor shuffled: a second, equally valid test point."""
         generator = torch.Generator().manual_seed(0)
 
         def shuffle(x: Any) -> Any:
@@ -57,7 +57,7 @@ class ModelInputs:
 
 @contextmanager
 def isolated_torch_state() -> Iterator[None]:
-    """Leave torch's random numbers as they are, and its shortcut around the layers of Transformers unused."""
+    """Restore the RNG state on exit, and disable the Transformer fast path, which bypasses the layers."""
     fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

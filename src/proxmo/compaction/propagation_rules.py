@@ -1,6 +1,6 @@
-"""Where the elements of tensors come from, and how operations hand that on.
+"""Origins of tensor elements, and the rules by which layers and operations propagate them.
 
-Every operation without a rule is taken to mix all and to depend on all.
+An operation without a rule is assumed to mix all units and to depend on all its inputs.
 """
 
 from __future__ import annotations
@@ -34,31 +34,42 @@ _ARITHMETIC_OPS = frozenset({"add", "sub", "rsub", "mul", "div", "pow"})
 
 @dataclass
 class Origin:
-    """For each element of a tensor: whether it may change with the inputs, and of which unit's channel it is."""
+    """What each element of a tensor depends on."""
 
     varies: Tensor
+    """Whether the element may change with the inputs of the model."""
     unit: Tensor
-    """A number ≥ 0, ``NO_UNIT``, or ``MIXED`` if there are several."""
+    """Id of the unit that the element belongs to (≥ 0), ``NO_UNIT``, or ``MIXED`` for several units."""
 
     @classmethod
     def without_unit(cls, like: Tensor, *, varies: bool) -> Origin:
         return cls(_full_mask(like, varies), torch.full(like.shape, NO_UNIT, device=like.device))
 
-    def map(self, move: Callable[[Tensor], Tensor]) -> Origin:
-        """The origin after the elements have been moved."""
-        return Origin(move(self.varies), move(self.unit))
+    def map(self, transform: Callable[[Tensor], Tensor]) -> Origin:
+        """Apply a function that only moves elements."""
+        return Origin(transform(self.varies), transform(self.unit))
 
 
 def channel_axis(module: nn.Module) -> int:
-    """The axis of the channels in inputs and outputs of a layer, from the end."""
+    """Return the channel axis of the layer's inputs and outputs, as a negative index."""
     return -1 - len(module.kernel_size) if isinstance(module, _ConvNd) else -1
 
 
 def propagate_operation(
     func: Any, name: str, args: Any, kwargs: Any, results: list[Tensor], known: dict[int, Origin], origins: list[Origin]
 ) -> list[Origin]:
-    """The origins of the results of an operation."""
-    if not origins:  # made from nothing but sizes: a constant if it is one number, and not a random one
+    """Return the origins of the results of an operation.
+
+    Args:
+        func: the operator, as seen by ``__torch_dispatch__``.
+        name: its name, without namespace and trailing underscore.
+        args, kwargs: its arguments.
+        results: the tensors that it returned.
+        known: origins of the tensor arguments, by ``id``.
+        origins: the same origins, in the order of the arguments.
+    """
+    if not origins:
+        # a factory function may use the input size: only a uniform, non-random result is constant
         random = torch.Tag.nondeterministic_seeded in func.tags
         return [Origin.without_unit(t, varies=random or not _is_uniform(t)) for t in results]
     if name in _IDENTITY_OPS and len(results) == 1 and results[0].shape == origins[0].varies.shape:
@@ -79,20 +90,20 @@ def propagate_operation(
 def _propagate_movement(
     func: Any, name: str, args: Any, kwargs: Any, results: list[Tensor], known: dict[int, Origin], origins: list[Origin]
 ) -> list[Origin]:
-    """Operations that put elements elsewhere do so with their origins."""
+    """Propagate through an operation that only moves elements, by applying it to the origins."""
 
-    def of(choose: Callable[[Origin], Tensor], fill: int) -> list[Tensor]:
-        if name in ("view", "_unsafe_view", "reshape"):  # origins may lie in memory in another order
-            return [choose(origins[0]).reshape(results[0].shape)]
-        replaced = pytree.tree_map(lambda x: choose(known[id(x)]) if isinstance(x, Tensor) else x, (args, kwargs))
+    def apply(field: Callable[[Origin], Tensor], fill: int) -> list[Tensor]:
+        if name in ("view", "_unsafe_view", "reshape"):  # the strides of origins may not allow a view
+            return [field(origins[0]).reshape(results[0].shape)]
+        replaced = pytree.tree_map(lambda x: field(known[id(x)]) if isinstance(x, Tensor) else x, (args, kwargs))
         if name == "constant_pad_nd":
             replaced = ((*replaced[0][:2], fill), {})
         return [t for t in pytree.tree_leaves(func(*replaced[0], **replaced[1])) if isinstance(t, Tensor)]
 
-    varies, units = of(lambda origin: origin.varies.long(), 0), of(lambda origin: origin.unit, NO_UNIT)
+    varies, units = apply(lambda origin: origin.varies.long(), 0), apply(lambda origin: origin.unit, NO_UNIT)
     found = [Origin(v.bool(), u) for v, u in zip(varies, units, strict=True)]
     if name in _SLICING_OPS and not unit_ids(origins) and not _is_uniform(args[0]):
-        # which part of a parameter is taken may depend on the size of the input
+        # which slice of a parameter is taken may depend on the input size
         found = [Origin(torch.ones_like(origin.varies), origin.unit) for origin in found]
     return found
 
@@ -107,11 +118,11 @@ def _propagate_pointwise(
         varies = varies | origin.varies.broadcast_to(shape)
         unit = _merge_units(unit, origin.unit.broadcast_to(shape))
     if name in _ARITHMETIC_OPS and any(isinstance(x, (int, float)) for x in args[:2]):
-        varies = varies | (result != 0)  # the number may have been made from a size or from an input
+        varies = varies | (result != 0)  # the number may come from the input or its size
     if name == "mul":
         for factor in args[:2]:
             if isinstance(factor, Tensor):
-                zero = ~known[id(factor)].varies & (factor == 0)
+                zero = ~known[id(factor)].varies & (factor == 0)  # a constant zero times anything is constant
                 varies = varies & ~zero.broadcast_to(shape)
     return Origin(varies, unit)
 
@@ -124,26 +135,26 @@ def _propagate_reduction(name: str, args: Any, result: Tensor, origin: Origin) -
     varies = origin.varies.permute(*rest, *dims).reshape(*shape, -1).any(-1).reshape(result.shape)
     unit = merge_units_along(origin.unit.permute(*rest, *dims).reshape(*shape, -1), -1).reshape(result.shape)
     if name == "sum":
-        varies = varies | (result != 0)  # of a constant, it depends on how many there are
+        varies = varies | (result != 0)  # the sum of a constant depends on the number of elements
     return Origin(varies, unit)
 
 
 def _propagate_pooling(name: str, args: Any, result: Tensor, origin: Origin) -> Origin:
-    """Operations within each channel, over as many axes at the end as their name says."""
+    """Propagate through pooling or upsampling, which act on each channel over the last one to three axes."""
     axes = next(n for n in (1, 2, 3) if f"{n}d" in name)
     lead = origin.varies.shape[:-axes]
     varies = _broadcast_leading(origin.varies.reshape(*lead, -1).any(-1), result)
     unit = _broadcast_leading(merge_units_along(origin.unit.reshape(*lead, -1), -1), result)
     pads = name.startswith("avg_pool") and len(args) > 3 and any(args[3])
     if pads or "bicubic" in name:
-        varies = varies | (result != 0)
+        varies = varies | (result != 0)  # a constant may change at the border
     return Origin(varies, unit)
 
 
 def propagate_layer(
     module: nn.Module, x: Tensor, origin: Origin, output: Tensor, channel_units: Tensor | None
 ) -> Origin:
-    """The origin of the output of a layer that is known."""
+    """Return the origin of the output of a standard layer."""
     if isinstance(module, (_BatchNorm, _InstanceNorm)):
         return _propagate_norm(module, origin, output)
     if isinstance(module, nn.Embedding):
@@ -167,7 +178,7 @@ def propagate_layer(
 def _propagate_norm(module: _BatchNorm | _InstanceNorm, origin: Origin, output: Tensor) -> Origin:
     axis = 0 if isinstance(module, _InstanceNorm) and output.dim() == module._get_no_batch_dim() else 1  # type: ignore[no-untyped-call]
     if isinstance(module, _InstanceNorm) or module.running_mean is None:
-        # numbers of a whole channel go into each of its elements
+        # statistics over the whole channel enter each of its elements
         others = [dim for dim in range(output.dim()) if dim != axis]
         channels = origin.map(lambda t: t.permute(axis, *others).flatten(1))
         varies, unit = channels.varies.any(1), merge_units_along(channels.unit, 1)
@@ -179,7 +190,7 @@ def _propagate_norm(module: _BatchNorm | _InstanceNorm, origin: Origin, output: 
 
 
 def _connected_channels(module: _ConvNd) -> Tensor:
-    """Which input channels (rows) reach which output channels (columns)."""
+    """Return a mask of the input channels (rows) that affect each output channel (columns)."""
     nonzero = (module.weight != 0).flatten(2).any(2)
     nonzero = nonzero if isinstance(module, _ConvTransposeNd) else nonzero.T
     if is_depthwise(module):
@@ -194,7 +205,7 @@ def is_depthwise(module: _ConvNd) -> bool:
 
 
 def has_border_effects(module: nn.Module) -> bool:
-    """Whether a constant input makes another output at the border than inside."""
+    """Return whether a constant input may give different outputs at the border and inside."""
     if isinstance(module, _ConvTransposeNd):
         return True
     if isinstance(module, _ConvNd):
@@ -203,12 +214,12 @@ def has_border_effects(module: nn.Module) -> bool:
 
 
 def _broadcast_leading(values: Tensor, like: Tensor) -> Tensor:
-    """Numbers of whole channels at all of their places, which are the last axes of ``like``."""
+    """Broadcast values to the shape of ``like``, aligned with its leading axes."""
     return values.reshape(*values.shape, *(1,) * (like.dim() - values.dim())).expand(like.shape)
 
 
 def _broadcast_channels(values: Tensor | None, like: Tensor, axis: int) -> Tensor:
-    """Numbers of channels at all places of a tensor."""
+    """Broadcast one value per channel to the shape of ``like``; without values, return ``NO_UNIT`` everywhere."""
     if values is None:
         return torch.full(like.shape, NO_UNIT, device=like.device)
     shape = [1] * like.dim()
@@ -217,21 +228,22 @@ def _broadcast_channels(values: Tensor | None, like: Tensor, axis: int) -> Tenso
 
 
 def _merge_units(a: Tensor, b: Tensor) -> Tensor:
-    """The unit of what is made of two."""
+    """Return the unit of elements computed from elements of units ``a`` and ``b``."""
     return torch.where((a == b) | (b == NO_UNIT), a, torch.where(a == NO_UNIT, b, MIXED))
 
 
 def merge_units_along(units: Tensor, axis: int) -> Tensor:
-    """The unit of what is made of all along an axis."""
+    """Return the unit of elements computed from all elements along an axis."""
     if units.shape[axis] == 0:
         return torch.full_like(units.sum(axis), NO_UNIT)
-    most = units.amax(axis)
-    least = torch.where(units == NO_UNIT, MIXED, units).amin(axis)
-    return torch.where((most == NO_UNIT) | (least == most), most, MIXED)
+    largest = units.amax(axis)
+    smallest = torch.where(units == NO_UNIT, MIXED, units).amin(axis)
+    return torch.where((largest == NO_UNIT) | (smallest == largest), largest, MIXED)
 
 
 def unit_ids(origins: list[Origin]) -> set[int]:
-    found = {number for origin in origins for number in torch.unique(origin.unit).tolist()}
+    """Return the ids of all units in the origins, without ``NO_UNIT`` and ``MIXED``."""
+    found = {unit for origin in origins for unit in torch.unique(origin.unit).tolist()}
     return found - {NO_UNIT, MIXED}
 
 

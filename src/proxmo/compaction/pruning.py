@@ -1,4 +1,4 @@
-"""Cutting a copy of a model, with a look at its outputs after each cut."""
+"""Remove units and heads from copies of a model, and check the outputs after each removal."""
 
 from __future__ import annotations
 
@@ -23,22 +23,25 @@ from proxmo.compaction.removable_units import NumberedFamilies, RemovalPlan, fol
 
 _LAYERS = (nn.Linear, _ConvNd, nn.Embedding, nn.EmbeddingBag)
 _ATTENTION = (nn.MultiheadAttention, PrunedMultiheadAttention)
-_NOT_CALLED = "was not called on the example, and is left as it is"
+_NOT_CALLED = "not called on the example inputs, left unchanged"
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
-def largest_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The largest difference of two outputs, NaN beside a number and different shapes are infinitely far."""
-    if [x.shape for x in ours] != [x.shape for x in theirs]:
+def largest_difference(actual: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest absolute difference of two lists of outputs.
+
+    It is infinite if shapes differ, or where only one of two elements is NaN.
+    """
+    if [x.shape for x in actual] != [x.shape for x in expected]:
         return float("inf")
-    return max((_difference(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    return max((_difference(a, b) for a, b in zip(actual, expected, strict=True)), default=0.0)
 
 
-def are_close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    """Whether outputs differ by rounding only: 1e-5 in float32, of the largest number of a tensor if above 1."""
-    if [x.shape for x in ours] != [x.shape for x in theirs]:
+def are_close(actual: list[Tensor], expected: list[Tensor]) -> bool:
+    """Return whether outputs differ by rounding only: by 1e-5 · max(1, largest element of the tensor) in float32."""
+    if [x.shape for x in actual] != [x.shape for x in expected]:
         return False
-    return all(_difference(a, b) <= _tolerance(b) for a, b in zip(ours, theirs, strict=True))
+    return all(_difference(a, b) <= _tolerance(b) for a, b in zip(actual, expected, strict=True))
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
@@ -56,11 +59,11 @@ def _tolerance(tensor: Tensor) -> float:
 
 
 class Pruner:
-    """Removes units from copies of a model, and only what leaves its outputs as they are.
+    """Removes units and heads from copies of a model, as long as its outputs stay the same.
 
     Args:
         model: the model, in evaluation mode.
-        inputs: what it is called with.
+        inputs: arguments to call it with.
     """
 
     def __init__(self, model: nn.Module, inputs: ModelInputs) -> None:
@@ -69,88 +72,84 @@ class Pruner:
         self.probes = [inputs, inputs.shuffled()]
         self.expected = [self._reference_outputs(probe) for probe in self.probes]
         self.refused: dict[str, str] = {}
-        """Layers whose zero units must stay, with the reason."""
-        self._trainable = self._runs_in_training(model)
+        """Roots of families whose removal failed, with the reason."""
+        self._original_runs_in_training = self._runs_in_training(model)
         self._dataflow = trace_dataflow(model, inputs.args, inputs.kwargs, {})
         uncalled = uncalled_layers(model, self._dataflow)
         self._kept: dict[str, list[str]] = {name: [_NOT_CALLED] for name, _ in uncalled}
         self._original_indices: dict[str, list[int]] = {}
 
     def run(self) -> nn.Module:
-        """The smallest model: removing units may leave others that nobody reads, so it goes on until none is left."""
+        """Remove heads, then units until no more can be removed, and return the pruned model."""
         self._remove_heads()
-        while self.remove_units():
+        while self.remove_units():  # removing a unit may leave others without readers
             pass
         return self.model
 
     def kept_notes(self) -> list[str]:
-        """A sentence for each layer with zero units that had to stay."""
-        return [f"{name}: {sentence}" for name, sentences in self._kept.items() for sentence in sentences]
+        """Return a line for each layer and reason that zero units or heads were kept."""
+        return [f"{name}: {note}" for name, notes in self._kept.items() for note in notes]
 
     def output_difference(self) -> float:
-        """How far the outputs on the example are from those of the model at the start."""
+        """Return the largest difference to the outputs of the original model on the example inputs."""
         return largest_difference(self.inputs.output_tensors(self.model), self.expected[0])
 
     def remove_units(self) -> bool:
-        """Remove the units of all layers that can be, and tell whether there were any."""
-        plan = {root: found for root, found in self.plan().items() if found.units}
-        if not plan or self._try_plan(plan) is None:
-            return bool(plan)
-        for root in plan:  # something among them must stay: one by one tells what
-            problem = self._try_plan({root: self.plan()[root]})
+        """Remove all removable units; return whether another round may remove more."""
+        plans = {root: plan for root, plan in self.plan_removals().items() if plan.units}
+        if not plans or self._try_plans(plans) is None:
+            return bool(plans)
+        for root in plans:  # try the families one by one to find those that fail
+            problem = self._try_plans({root: self.plan_removals()[root]})
             if problem is not None:
                 self.refused[root] = problem
-        self.plan()
-        return not plan.keys() <= self.refused.keys()
+        self.plan_removals()  # to update the notes
+        return not plans.keys() <= self.refused.keys()
 
-    def plan(self) -> dict[str, RemovalPlan]:
-        """What can be removed from each layer, and what is zero but cannot."""
+    def plan_removals(self) -> dict[str, RemovalPlan]:
+        """Return a removal plan for each family, by root, and update the notes on kept units."""
         numbered = NumberedFamilies(UnitGraph(self.model, self.inputs).families())
         dataflow = numbered.find_obstacles(self.model, self.inputs)
-        plan = {}
+        plans = {}
         for family in numbered.families:
-            found = plan_removal(family, dataflow)
-            numbers = self._original_indices.setdefault(family.root, list(range(family.size)))
+            plan = plan_removal(family, dataflow)
+            indices = self._original_indices.setdefault(family.root, list(range(family.size)))
             if family.root in self.refused:
-                found = RemovalPlan([], {}, {self.refused[family.root]: found.units} if found.units else {})
-            kept = {reason: [numbers[unit] for unit in units] for reason, units in found.kept.items()}
+                plan = RemovalPlan([], {}, {self.refused[family.root]: plan.units} if plan.units else {})
+            kept = {reason: [indices[unit] for unit in units] for reason, units in plan.kept.items()}
             self._kept[family.root] = [_stay_message("unit", units, reason) for reason, units in kept.items()]
-            plan[family.root] = found
+            plans[family.root] = plan
         self._note_untraced_layers(numbered.families)
-        return plan
+        return plans
 
     def _note_untraced_layers(self, families: list[Family]) -> None:
-        """Tell of zero units of layers that belong to no family."""
+        """Note the zero units of layers that belong to no family."""
         traced = {member.module for family in families for member in family.members_with("producer", "passthrough")}
         inside = {part for m in self.model.modules() if isinstance(m, _ATTENTION) for part in m.modules()}
         for name, layer in self.model.named_modules():
             if isinstance(layer, _LAYERS) and layer not in traced | inside and name not in self._kept:
                 rows = layer.weight.detach().movedim(output_axis(layer), 0).flatten(1)
                 zero = (rows == 0).all(1).nonzero().flatten().tolist()
-                self._kept[name] = (
-                    [_stay_message("unit", zero, "what becomes of it could not be followed")] if zero else []
-                )
+                self._kept[name] = [_stay_message("unit", zero, "its uses cannot be traced")] if zero else []
 
-    def _try_plan(self, plan: dict[str, RemovalPlan]) -> str | None:
-        """Carry out the plan on a copy, which takes the place of the model, or tell why it cannot."""
+    def _try_plans(self, plans: dict[str, RemovalPlan]) -> str | None:
+        """Prune a copy and adopt it as the model, or return why that fails."""
         candidate = copy.deepcopy(self.model)
         try:
             graph = UnitGraph(candidate, self.inputs)
             families = {family.root: family for family in graph.families()}
-            for found in plan.values():
-                fold_constants(candidate, found.constants)
-            for root, found in plan.items():
-                graph.prune(families[root], found.units)
+            for plan in plans.values():
+                fold_constants(candidate, plan.constants)
+            for root, plan in plans.items():
+                graph.prune(families[root], plan.units)
         except Exception as error:
-            return f"it cannot be cut: {type(error).__name__}: {error}"
+            return f"it cannot be pruned: {type(error).__name__}: {error}"
         problem = self._why_rejected(candidate)
         if problem is None:
             self.model = candidate
-            for root, found in plan.items():
-                gone = set(found.units)
-                self._original_indices[root] = [
-                    n for unit, n in enumerate(self._original_indices[root]) if unit not in gone
-                ]
+            for root, plan in plans.items():
+                removed, indices = set(plan.units), self._original_indices[root]
+                self._original_indices[root] = [index for unit, index in enumerate(indices) if unit not in removed]
         return problem
 
     def _reference_outputs(self, probe: ModelInputs) -> list[Tensor]:
@@ -161,7 +160,7 @@ class Pruner:
                 f"the model does not run on example_inputs: {type(error).__name__}: {error}"
             ) from error
         if not are_close(probe.output_tensors(self.model), outputs):
-            raise CompactionError("the model gives other outputs each time, in evaluation mode too")
+            raise CompactionError("the model is not deterministic in evaluation mode")
         return outputs
 
     def _runs_in_training(self, model: nn.Module) -> bool:
@@ -172,16 +171,16 @@ class Pruner:
         return True
 
     def _why_rejected(self, candidate: nn.Module) -> str | None:
-        """Why the candidate may not take the place of the model, if so."""
+        """Return why the candidate is not equivalent to the model, or ``None`` if it is."""
         try:
-            found = [probe.output_tensors(candidate) for probe in self.probes]
+            outputs = [probe.output_tensors(candidate) for probe in self.probes]
         except Exception as error:
-            return f"cut, the model does not run: {type(error).__name__}: {error}"
-        for ours, expected in zip(found, self.expected, strict=True):
-            if not are_close(ours, expected):
-                return f"cut, the outputs change by {largest_difference(ours, expected):.1e}"
-        if self._trainable and not self._runs_in_training(candidate):
-            return "cut, the model does not run in training mode"
+            return f"the pruned model does not run: {type(error).__name__}: {error}"
+        for actual, expected in zip(outputs, self.expected, strict=True):
+            if not are_close(actual, expected):
+                return f"removal changes the outputs by {largest_difference(actual, expected):.1e}"
+        if self._original_runs_in_training and not self._runs_in_training(candidate):
+            return "the pruned model does not run in training mode"
         return None
 
     def _remove_heads(self) -> None:
@@ -190,9 +189,9 @@ class Pruner:
         reasons = {layer: head_removal_obstacle(layer, self._dataflow, shared) for _, layer in layers}
         for name, layer in layers:
             heads, biased = zero_heads(layer)
-            self._kept[name] = [_stay_message("head", biased, "its values have a bias")] if biased else []
+            self._kept[name] = [_stay_message("head", biased, "its value projection has a bias")] if biased else []
             if len(heads) == layer.num_heads and reasons[layer] is None:
-                self._kept[name].append(_stay_message("head", heads[:1], "all are zero"))
+                self._kept[name].append(_stay_message("head", heads[:1], "one must remain"))
                 heads = heads[1:]
             if not heads:
                 continue
@@ -209,8 +208,8 @@ class Pruner:
 
 def _stay_message(noun: str, numbers: list[int], reason: str) -> str:
     """
-    >>> _stay_message("unit", [3], "all are zero"), _stay_message("unit", [1, 4], "it is an output")
-    ('unit 3 stays: all are zero', 'units 1, 4 stay: it is an output')
+    >>> _stay_message("unit", [3], "one must remain"), _stay_message("unit", [1, 4], "it is an output")
+    ('unit 3 stays: one must remain', 'units 1, 4 stay: it is an output')
     """
     if len(numbers) == 1:
         return f"{noun} {numbers[0]} stays: {reason}"

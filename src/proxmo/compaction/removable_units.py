@@ -1,7 +1,8 @@
-"""Which units of a family can be removed without a change of the function, and what to put in their place.
+"""Decide which units can be removed without changing the function of the model.
 
-A unit can be removed if its channels stay apart from others all the way to the layers that read it, and if these
-multiply it by zero, or see a constant whatever the input of the model. The constant goes into the bias of the reader.
+A unit can be removed if no operation between its producers and its readers mixes it with other units, and if every
+reader either multiplies it by zero or reads a constant, for any input of the model. The constant is folded into the
+bias of the reader.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from proxmo.compaction.propagation_rules import NO_UNIT, has_border_effects
 
 
 class NumberedFamilies:
-    """Families whose units are numbered through, to follow them through a call of the model."""
+    """Families whose units have ids that are unique in the model, for `trace_dataflow`."""
 
     def __init__(self, families: list[Family]) -> None:
         self.families = families
@@ -31,19 +32,19 @@ class NumberedFamilies:
             total += family.size
 
     def channel_units(self) -> dict[nn.Module, Tensor]:
-        """For each layer the numbers of the units of its output channels."""
+        """Return the unit ids of the output channels of each producer."""
         found: dict[nn.Module, Tensor] = {}
         for family in self._candidates:
             for member in family.members_with("producer"):
                 if isinstance(member.module, nn.Module):
-                    numbers = found.setdefault(member.module, torch.full((member.width,), NO_UNIT))
-                    numbers[member.channels] = torch.tensor(member.units) + self.offsets[family.root]
+                    ids = found.setdefault(member.module, torch.full((member.width,), NO_UNIT))
+                    ids[member.channels] = torch.tensor(member.units) + self.offsets[family.root]
         return found
 
     def find_obstacles(self, model: nn.Module, inputs: ModelInputs) -> Dataflow:
-        """Follow the units through a call of the model, and note what stands against removing them."""
+        """Trace the units through a call of the model, and set the obstacle of each family that cannot be pruned."""
         dataflow = trace_dataflow(model, inputs.args, inputs.kwargs, self.channel_units())
-        readers = {
+        expected_units = {
             (member.module, channel): self.offsets[family.root] + unit
             for family in self._candidates
             for member in family.members_with("reader")
@@ -52,39 +53,42 @@ class NumberedFamilies:
         names = {module: name for name, module in model.named_modules()}
         uncalled = _uncalled_layer_sizes(model, dataflow)
         for family in self._candidates:
-            family.obstacle = self._obstacle(family, dataflow, readers, names)
+            family.obstacle = self._obstacle(family, dataflow, expected_units, names)
             if family.obstacle is None and family.size in uncalled:
-                family.obstacle = f"{uncalled[family.size]!r}, which was not called on the example, may take part"
+                family.obstacle = f"{uncalled[family.size]!r}, not called on the example inputs, may use its channels"
         return dataflow
 
     def _obstacle(
         self,
         family: Family,
         dataflow: Dataflow,
-        readers: dict[tuple[nn.Module, int], int],
+        expected_units: dict[tuple[nn.Module, int], int],
         names: dict[nn.Module, str],
     ) -> str | None:
-        own = range(self.offsets[family.root], self.offsets[family.root] + family.size)
+        ids = range(self.offsets[family.root], self.offsets[family.root] + family.size)
         for member in family.members:
             is_layer = member.name and member.role != "passthrough" and isinstance(member.module, nn.Module)
             if is_layer and not is_standard_layer(member.module):
-                return f"{member.name!r} ({type(member.module).__name__}) is not a plain layer of torch"
+                return f"{member.name!r} ({type(member.module).__name__}) is not a standard torch.nn layer"
             if member.role == "reader" and member.module not in dataflow.layer_inputs:
                 return f"{member.name!r} was not called"
-        for number in own:
-            if number in dataflow.mixed_by:
-                return f"{dataflow.mixed_by[number]} mixes its channels"
-            if number in dataflow.units_in_outputs:
+        for unit in ids:
+            if unit in dataflow.mixed_by:
+                return f"{dataflow.mixed_by[unit]} mixes its channels"
+            if unit in dataflow.units_in_outputs:
                 return "it is an output of the model"
         for module, layer_input in dataflow.layer_inputs.items():
-            for channel, number in enumerate(layer_input.unit.tolist()):
-                if number in own and readers.get((module, channel)) != number:
-                    return f"what {names[module]!r} reads of it could not be told"
+            for channel, unit in enumerate(layer_input.unit.tolist()):
+                if unit in ids and expected_units.get((module, channel)) != unit:
+                    return f"torch-pruning maps the input channels of {names[module]!r} to other units"
         return None
 
 
 def _uncalled_layer_sizes(model: nn.Module, dataflow: Dataflow) -> dict[int, str]:
-    """The widths of layers that the example does not call: in another call they may read, or add to, what has them."""
+    """Return the sizes of layers that were not called, with a layer name each.
+
+    In another call, such a layer may read or add to any unit in a family of the same size.
+    """
     found: dict[int, str] = {}
     for name, module in uncalled_layers(model, dataflow):
         for p in module.parameters(recurse=False):
@@ -94,60 +98,61 @@ def _uncalled_layer_sizes(model: nn.Module, dataflow: Dataflow) -> dict[int, str
 
 @dataclass
 class RemovalPlan:
-    """What can go from a family, and what cannot though it is zero."""
+    """Which units of a family to remove, and which zero units to keep."""
 
     units: list[int]
+    """Units to remove."""
     constants: dict[str, Tensor]
-    """For each reader the constants in its input channels that are not zero, those of other channels as zero."""
+    """For each reader, the constant to fold in per input channel, where any is nonzero."""
     kept: dict[str, list[int]]
-    """Units that are zero but stay, by reason."""
+    """Zero units that must stay, by reason."""
 
 
 def plan_removal(family: Family, dataflow: Dataflow) -> RemovalPlan:
-    """What can be removed from a family, after a look at the model."""
+    """Plan what to remove from a family whose obstacle has been determined."""
     zero = _zero_units(family)
     if family.obstacle is not None:
         return RemovalPlan([], {}, {family.obstacle: sorted(zero)} if zero else {})
     readers = family.members_with("reader")
     unread = _unread_units(family)
-    found = RemovalPlan([], {}, {})
+    plan = RemovalPlan([], {}, {})
     for unit in range(family.size):
         reason = None if unit in unread else _why_not_constant(unit, readers, dataflow)
         if reason is None:
-            found.units.append(unit)
+            plan.units.append(unit)
         elif unit in zero:
-            found.kept.setdefault(reason, []).append(unit)
-    if len(found.units) == family.size:
-        found.kept["all are zero"] = [found.units.pop(0)]
+            plan.kept.setdefault(reason, []).append(unit)
+    if len(plan.units) == family.size:
+        plan.kept["one must remain"] = [plan.units.pop(0)]
     for reader in readers:
-        folded = [unit for unit in found.units if unit not in unread]
+        folded = [unit for unit in plan.units if unit not in unread]
         channels = [channel for unit in folded for channel in reader.channels_by_unit.get(unit, [])]
         minimum = dataflow.layer_inputs[reader.module].minimum
         if channels and minimum[channels].any():
-            found.constants[reader.name] = torch.zeros_like(minimum)
-            found.constants[reader.name][channels] = minimum[channels]
-    return found
+            plan.constants[reader.name] = torch.zeros_like(minimum)
+            plan.constants[reader.name][channels] = minimum[channels]
+    return plan
 
 
 def _why_not_constant(unit: int, readers: list[Member], dataflow: Dataflow) -> str | None:
-    """Why what a unit emits cannot be replaced by a constant, if so."""
+    """Return why the unit cannot be replaced by a constant, or ``None`` if it can."""
     if not readers:
         return "no layer reads it"
     for reader in readers:
         channels = reader.channels_by_unit.get(unit, [])
         layer_input = dataflow.layer_inputs[reader.module]
         if not layer_input.constant[channels].all():
-            return f"{reader.name!r} does not see a constant"
+            return f"{reader.name!r} reads a varying value"
         if has_border_effects(reader.module) and layer_input.minimum[channels].any():
             return f"{reader.name!r} pads the constant with zeros"
     return None
 
 
 def _zero_units(family: Family) -> set[int]:
-    """The units all of whose weights, in all layers that emit them, are zero; biases and norms aside."""
+    """Return the units whose weights are zero in all producers; biases and norms do not count."""
     zero = set(range(family.size)) if family.members_with("producer") else set()
     for member in family.members_with("producer"):
-        if max(member.channels) >= member.width:  # what torch-pruning makes of it cannot be
+        if max(member.channels) >= member.width:  # torch-pruning found channels that do not exist
             return set()
         rows = (member.weight_rows() == 0).all(1)
         zero -= {unit for unit, channels in member.channels_by_unit.items() if not bool(rows[channels].all())}
@@ -155,7 +160,7 @@ def _zero_units(family: Family) -> set[int]:
 
 
 def _unread_units(family: Family) -> set[int]:
-    """The units that every reader multiplies by zero."""
+    """Return the units that every reader multiplies by zero."""
     readers = family.members_with("reader")
     unread = set(range(family.size)) if readers else set()
     for reader in readers:
@@ -167,7 +172,7 @@ def _unread_units(family: Family) -> set[int]:
 
 @torch.no_grad()
 def fold_constants(model: nn.Module, constants: dict[str, Tensor]) -> None:
-    """Put what the readers get from removed units into their biases."""
+    """Add the contribution of constant inputs to the biases of the readers."""
     for name, values in constants.items():
         reader = model.get_submodule(name)
         assert isinstance(reader, (nn.Linear, _ConvNd))

@@ -1,4 +1,4 @@
-"""Parameter groups in which a penalty acts on whole units: what zeros of it can be removed as one."""
+"""Build parameter groups in which a penalty acts on whole removable units."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from proxmo.penalties.base import Grouped
 
 
 class _ParameterSlice(NamedTuple):
-    """A part of a parameter, by name, that belongs to units."""
+    """The slices of one parameter that belong to units."""
 
     parameter: str
     axis: int
     indices: tuple[tuple[int, ...], ...]
-    """For each unit its indices along the axis."""
+    """Indices along the axis, for each unit."""
 
 
 class _UniformUnits(NamedTuple):
-    """Units that begin at one layer and have as many weights in each of their parameters."""
+    """Units of one family that all have the same number of weights in each parameter."""
 
     root: str
-    pieces: list[_ParameterSlice]
+    slices: list[_ParameterSlice]
 
 
 @isolated_torch_state()
 def unit_groups(model: nn.Module, example_inputs: ExampleInputs, penalty: Grouped) -> ParamGroups:
-    """Parameter groups in which each group of the penalty is all that makes a unit of the model removable.
+    """Return parameter groups in which each group of the penalty is one removable unit of the model.
 
-    A unit is an output channel of a convolution with its bias and its scale and shift in the normalisation behind it, a
-    neuron of a linear layer, a head of `nn.MultiheadAttention`; where layers are added, as in residual networks, the
-    same channel of all of them. A unit that has become zero adds nothing to the outputs, and `compact` removes it: that
-    is tried, on a copy, for every layer. Layers of which units cannot be removed exactly (they are outputs, or behind
-    them is a normalisation over channels) are without a penalty, and named with the reason below the table. Needs
-    ``pip install 'proxmo[compact]'``.
+    A unit is a neuron of a linear layer, an output channel of a convolution, or a head of `nn.MultiheadAttention`,
+    together with its bias and its scale and shift in the normalisation that follows. Where layers are added, as in
+    residual networks, a unit is the same channel of all of them. A unit that is zero adds nothing to the outputs, and
+    `compact` removes it. This is tried for every layer, on a copy of the model. Layers whose units cannot be removed
+    exactly, such as outputs or layers followed by a normalisation over channels, get no penalty; they are listed with
+    the reason below the table. Requires ``pip install 'proxmo[compact]'``.
 
     Args:
         model: the model.
-        example_inputs: a tensor, a tuple of arguments or a dictionary of named ones, to call the model with.
-        penalty: a group penalty with ``dim=0``: here that stands for the units.
+        example_inputs: a tensor, a tuple of arguments or a dictionary of keyword arguments to call the model with.
+        penalty: a group penalty with ``dim=0``, which stands for the units.
 
     >>> import proxmo, torch
     >>> from torch import nn
@@ -78,7 +78,7 @@ def unit_groups(model: nn.Module, example_inputs: ExampleInputs, penalty: Groupe
     dataflow = NumberedFamilies(families).find_obstacles(traced, inputs)
     obstacles = {family.root: family.obstacle for family in families}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    obstacles |= _trial_removal(traced, inputs, [family for family in families if family.obstacle is None], trained)
+    obstacles |= _try_removal(traced, inputs, [family for family in families if family.obstacle is None], trained)
     found: list[_UniformUnits] = []
     for family in families:
         if obstacles[family.root] is None:
@@ -93,78 +93,79 @@ def unit_groups(model: nn.Module, example_inputs: ExampleInputs, penalty: Groupe
 
 def _param_groups(model: nn.Module, penalty: Grouped, found: list[_UniformUnits], notes: list[str]) -> ParamGroups:
     named = dict(model.named_parameters())
-    in_units = list(dict.fromkeys(piece.parameter for like in found for piece in like.pieces))
+    in_units = list(dict.fromkeys(part.parameter for family in found for part in family.slices))
     positions = {name: position for position, name in enumerate(in_units)}
-    units = tuple(tuple(_slice(piece, positions, named) for piece in like.pieces) for like in found)
+    units = tuple(tuple(_slice(part, positions, named) for part in family.slices) for family in found)
     groups: list[dict[str, Any]] = []
     if units:
         groups.append({"params": [(name, named[name]) for name in in_units], "penalty": penalty, "units": units})
     rest = [(name, p) for name, p in named.items() if name not in positions]
     if rest:
         groups.append({"params": rest, "penalty": None})
-    return ParamGroups(groups, [*(_describe(like, named) for like in found), *notes])
+    return ParamGroups(groups, [*(_describe(family, named) for family in found), *notes])
 
 
-def _slice(piece: _ParameterSlice, positions: dict[str, int], named: dict[str, nn.Parameter]) -> Slice:
-    in_order = tuple((index,) for index in range(named[piece.parameter].shape[piece.axis]))
-    return Slice(positions[piece.parameter], piece.axis, None if piece.indices == in_order else piece.indices)
+def _slice(part: _ParameterSlice, positions: dict[str, int], named: dict[str, nn.Parameter]) -> Slice:
+    in_order = tuple((index,) for index in range(named[part.parameter].shape[part.axis]))
+    return Slice(positions[part.parameter], part.axis, None if part.indices == in_order else part.indices)
 
 
-def _describe(like: _UniformUnits, named: dict[str, nn.Parameter]) -> str:
+def _describe(units: _UniformUnits, named: dict[str, nn.Parameter]) -> str:
     weights = 0
-    for name, axis, indices in like.pieces:
+    for name, axis, indices in units.slices:
         weights += named[name].numel() // named[name].shape[axis] * len(indices[0])
-    return f"{len(like.pieces[0].indices)} units of {weights} weights: {like.root}"
+    return f"{len(units.slices[0].indices)} units of {weights} weights: {units.root}"
 
 
 def _uniform_units(family: Family, trained: dict[str, nn.Parameter]) -> list[_UniformUnits]:
-    """The units of a family: where layers are joined side by side, not all need be alike."""
+    """Split a family into uniform units; after a concatenation, units may differ in the parameters they have."""
     by_parameter = [
         (name, axis, member.channels_by_unit)
         for member in family.members_with("producer", "passthrough")
         for name, axis in _output_parameters(member)
         if name in trained
     ]
-    kinds: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    units_by_layout: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for unit in range(family.size):
-        kind = tuple((name, len(channels[unit])) for name, _, channels in by_parameter if unit in channels)
-        kinds.setdefault(kind, []).append(unit)
+        layout = tuple((name, len(channels[unit])) for name, _, channels in by_parameter if unit in channels)
+        units_by_layout.setdefault(layout, []).append(unit)
     found = []
-    for kind, units in kinds.items():
-        present = dict(kind)
-        pieces = [
+    for layout, units in units_by_layout.items():
+        present = dict(layout)
+        slices = [
             _ParameterSlice(name, axis, tuple(tuple(channels[unit]) for unit in units))
             for name, axis, channels in by_parameter
             if name in present
         ]
-        found.append(_UniformUnits(family.root, pieces))
-    return [like for like in found if like.pieces]
+        found.append(_UniformUnits(family.root, slices))
+    return [units for units in found if units.slices]
 
 
 def _head_units(name: str, layer: nn.MultiheadAttention, trained: dict[str, nn.Parameter]) -> list[_UniformUnits]:
-    rows = {f"{name}.{own}".lstrip("."): of_heads for own, of_heads in head_rows(layer).items()}
-    pieces = [
-        _ParameterSlice(full, 0, tuple(map(tuple, of_heads))) for full, of_heads in rows.items() if full in trained
-    ]
-    return [_UniformUnits(name, pieces)] if pieces else []
+    slices = []
+    for parameter_name, rows in head_rows(layer).items():
+        full = f"{name}.{parameter_name}".lstrip(".")
+        if full in trained:
+            slices.append(_ParameterSlice(full, 0, tuple(map(tuple, rows))))
+    return [_UniformUnits(name, slices)] if slices else []
 
 
 def _output_parameters(member: Member) -> list[tuple[str, int]]:
-    """The parameters of a layer that make its output channels, with the axes that run over them."""
+    """Return the parameters of a layer that determine its output channels, each with its channel axis."""
     module = member.module
     if isinstance(module, nn.Parameter):
         return [(member.name, member.node.pruning_dim)]
     if not isinstance(module, (nn.Linear, _ConvNd, nn.Embedding, _BatchNorm, _InstanceNorm)):
         return []
     axes = {"weight": output_axis(module), "bias": 0}
-    return [(f"{member.name}.{own}".lstrip("."), axes[own]) for own, _ in module.named_parameters(recurse=False)]
+    return [(f"{member.name}.{name}".lstrip("."), axes[name]) for name, _ in module.named_parameters(recurse=False)]
 
 
 @torch.no_grad()
-def _trial_removal(
+def _try_removal(
     model: nn.Module, inputs: ModelInputs, families: list[Family], trained: dict[str, nn.Parameter]
 ) -> dict[str, str | None]:
-    """For each family why its units cannot be removed, if so: tried on a copy in which the first of each is zero."""
+    """Remove the first unit of each family from a copy where it is zero; return why that fails, or ``None``."""
     zeroed = copy.deepcopy(model)
     for family in families:
         for member in family.members_with("producer", "passthrough"):
@@ -172,17 +173,16 @@ def _trial_removal(
                 if name not in trained:
                     continue
                 p = zeroed.get_parameter(name)
-                p.index_fill_(
-                    axis, torch.tensor(member.channels_by_unit.get(0, []), device=p.device, dtype=torch.long), 0.0
-                )
+                channels = torch.tensor(member.channels_by_unit.get(0, []), device=p.device, dtype=torch.long)
+                p.index_fill_(axis, channels, 0.0)
     pruner = Pruner(zeroed, inputs)
-    found = pruner.plan()
+    plans = pruner.plan_removals()
     pruner.remove_units()
     reasons: dict[str, str | None] = {}
     for family in families:
-        of_family = found[family.root]
-        kept = [reason for reason, units in of_family.kept.items() if 0 in units]
-        if not kept and 0 not in of_family.units:
-            kept = ["with all that is trained of it at zero, a unit still depends on the input"]
+        plan = plans[family.root]
+        kept = [reason for reason, units in plan.kept.items() if 0 in units]
+        if not kept and 0 not in plan.units:
+            kept = ["a unit whose trained parameters are zero still depends on the input"]
         reasons[family.root] = kept[0] if kept else pruner.refused.get(family.root)
     return reasons
