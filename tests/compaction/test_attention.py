@@ -55,8 +55,8 @@ def test_outputs_equal_torch(batch_first: bool, bias: bool, need_weights: bool, 
     small = remove_heads(layer, [1])
     x = torch.randn(2, 5, 12) if batch_first else torch.randn(5, 2, 12)
     expected, _ = layer(x, x, x, need_weights=need_weights, **masks)
-    found, weights = small(x, x, x, need_weights=need_weights, **masks)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    actual, weights = small(x, x, x, need_weights=need_weights, **masks)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     if need_weights:
         _, weights_per_head = layer(x, x, x, average_attn_weights=False, **masks)
         torch.testing.assert_close(weights, weights_per_head[:, [0, 2]].mean(1))
@@ -67,9 +67,9 @@ def test_outputs_equal_torch(batch_first: bool, bias: bool, need_weights: bool, 
 def test_attention_with_all_heads_equals_torch() -> None:
     layer = make(batch_first=True)
     x = torch.randn(2, 5, 12)
-    found, weights = remove_heads(layer, [])(x, x, x)
+    actual, weights = remove_heads(layer, [])(x, x, x)
     expected, expected_weights = layer(x, x, x)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(weights, expected_weights)
 
 
@@ -80,11 +80,11 @@ def test_unbatched_inputs_with_kdim_and_vdim_equal_torch(need_weights: bool) -> 
     small = remove_heads(layer, zero_heads(layer)[0])
     inputs = torch.randn(4, 12), torch.randn(6, 7), torch.randn(6, 9)
     expected, weights = layer(*inputs, need_weights=need_weights)
-    found, found_weights = small(*inputs, need_weights=need_weights)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    assert (found_weights is None) == (weights is None)
-    if found_weights is not None and weights is not None:
-        assert found_weights.shape == weights.shape
+    actual, actual_weights = small(*inputs, need_weights=need_weights)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    assert (actual_weights is None) == (weights is None)
+    if actual_weights is not None and weights is not None:
+        assert actual_weights.shape == weights.shape
 
 
 def test_head_with_zero_output_projection_counts_as_zero() -> None:
@@ -200,9 +200,9 @@ def test_compacted_transformer_equals_original_with_padding_mask(nested: bool, g
         assert report.widths["layers.0.self_attn"] == (4, 3)
         assert report.widths["layers.1.linear1"] == (32, 27)
         with torch.set_grad_enabled(gradients):
-            found, expected = small(x, src_key_padding_mask=padding), model(x, src_key_padding_mask=padding)
-        seen = ~padding[:, : found.shape[1]]
-        torch.testing.assert_close(found[seen], expected[:, : found.shape[1]][seen], rtol=1e-4, atol=1e-5)
+            actual, expected = small(x, src_key_padding_mask=padding), model(x, src_key_padding_mask=padding)
+        seen = ~padding[:, : actual.shape[1]]
+        torch.testing.assert_close(actual[seen], expected[:, : actual.shape[1]][seen], rtol=1e-4, atol=1e-5)
 
 
 def test_heads_stay_in_custom_hooked_or_reused_attention() -> None:

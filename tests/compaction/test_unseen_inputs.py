@@ -261,8 +261,8 @@ def test_outputs_are_equal_on_unseen_inputs(case: Callable[[], Case]) -> None:
     assert report.widths["first"][1] == width
     for inputs in (example, *others):
         with torch.no_grad():
-            found, expected = small(*inputs), model(*inputs)
-        for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, expected)), strict=True):
+            actual, expected = small(*inputs), model(*inputs)
+        for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (actual, expected)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 

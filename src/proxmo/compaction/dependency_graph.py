@@ -25,7 +25,7 @@ from proxmo.compaction.example_inputs import ModelInputs
 from proxmo.compaction.propagation_rules import is_depthwise
 
 Role = Literal["producer", "passthrough", "reader"]
-"""Whether a layer computes the channels, transforms each on its own, or takes them as input."""
+"""Whether a layer computes the channels, transforms each independently, or takes them as input."""
 
 
 @dataclass
@@ -44,10 +44,10 @@ class Member:
     @cached_property
     def channels_by_unit(self) -> dict[int, list[int]]:
         """Channels of each unit."""
-        found: dict[int, list[int]] = {}
+        channels: dict[int, list[int]] = {}
         for channel, unit in zip(self.channels, self.units, strict=True):
-            found.setdefault(unit, []).append(channel)
-        return found
+            channels.setdefault(unit, []).append(channel)
+        return channels
 
     def weight_rows(self) -> Tensor:
         """Return the weights of a producer, one row per output channel."""
@@ -209,10 +209,10 @@ def output_axis(module: Any) -> int:
 
 def _differentiable_outputs(outputs: Any) -> list[Tensor]:
     """Return the output tensors that depend on the parameters; raise if there are none."""
-    found = [x for x in pytree.tree_leaves(outputs) if isinstance(x, Tensor) and x.grad_fn is not None]
-    if not found:
+    tensors = [x for x in pytree.tree_leaves(outputs) if isinstance(x, Tensor) and x.grad_fn is not None]
+    if not tensors:
         raise CompactionError("the model cannot be traced: no output depends on its parameters")
-    return found
+    return tensors
 
 
 def shared_parameters(model: nn.Module) -> set[Tensor]:

@@ -101,11 +101,11 @@ def _propagate_movement(
         return [t for t in pytree.tree_leaves(func(*replaced[0], **replaced[1])) if isinstance(t, Tensor)]
 
     varies, units = apply(lambda origin: origin.varies.long(), 0), apply(lambda origin: origin.unit, NO_UNIT)
-    found = [Origin(v.bool(), u) for v, u in zip(varies, units, strict=True)]
+    moved = [Origin(v.bool(), u) for v, u in zip(varies, units, strict=True)]
     if name in _SLICING_OPS and not unit_ids(origins) and not _is_uniform(args[0]):
         # which slice of a parameter is taken may depend on the input size
-        found = [Origin(torch.ones_like(origin.varies), origin.unit) for origin in found]
-    return found
+        moved = [Origin(torch.ones_like(origin.varies), origin.unit) for origin in moved]
+    return moved
 
 
 def _propagate_pointwise(
@@ -243,8 +243,8 @@ def merge_units_along(units: Tensor, axis: int) -> Tensor:
 
 def unit_ids(origins: list[Origin]) -> set[int]:
     """Return the ids of all units in the origins, without ``NO_UNIT`` and ``MIXED``."""
-    found = {unit for origin in origins for unit in torch.unique(origin.unit).tolist()}
-    return found - {NO_UNIT, MIXED}
+    units = {unit for origin in origins for unit in torch.unique(origin.unit).tolist()}
+    return units - {NO_UNIT, MIXED}
 
 
 def _full_mask(like: Tensor, value: bool) -> Tensor:

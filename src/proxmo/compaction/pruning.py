@@ -206,12 +206,12 @@ class Pruner:
                 self._kept[name].append(_stay_message("head", heads, problem))
 
 
-def _stay_message(noun: str, numbers: list[int], reason: str) -> str:
+def _stay_message(noun: str, indices: list[int], reason: str) -> str:
     """
     >>> _stay_message("unit", [3], "one must remain"), _stay_message("unit", [1, 4], "it is an output")
     ('unit 3 stays: one must remain', 'units 1, 4 stay: it is an output')
     """
-    if len(numbers) == 1:
-        return f"{noun} {numbers[0]} stays: {reason}"
-    more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
-    return f"{noun}s {', '.join(map(str, numbers[:8]))}{more} stay: {reason}"
+    if len(indices) == 1:
+        return f"{noun} {indices[0]} stays: {reason}"
+    more = f" and {len(indices) - 8} more" if len(indices) > 8 else ""
+    return f"{noun}s {', '.join(map(str, indices[:8]))}{more} stay: {reason}"

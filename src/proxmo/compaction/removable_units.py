@@ -33,13 +33,13 @@ class NumberedFamilies:
 
     def channel_units(self) -> dict[nn.Module, Tensor]:
         """Return the unit ids of the output channels of each producer."""
-        found: dict[nn.Module, Tensor] = {}
+        unit_ids: dict[nn.Module, Tensor] = {}
         for family in self._candidates:
             for member in family.members_with("producer"):
                 if isinstance(member.module, nn.Module):
-                    ids = found.setdefault(member.module, torch.full((member.width,), NO_UNIT))
+                    ids = unit_ids.setdefault(member.module, torch.full((member.width,), NO_UNIT))
                     ids[member.channels] = torch.tensor(member.units) + self.offsets[family.root]
-        return found
+        return unit_ids
 
     def find_obstacles(self, model: nn.Module, inputs: ModelInputs) -> Dataflow:
         """Trace the units through a call of the model, and set the obstacle of each family that cannot be pruned."""
@@ -89,11 +89,11 @@ def _uncalled_layer_sizes(model: nn.Module, dataflow: Dataflow) -> dict[int, str
 
     In another call, such a layer may read or add to any unit in a family of the same size.
     """
-    found: dict[int, str] = {}
+    names_by_size: dict[int, str] = {}
     for name, module in uncalled_layers(model, dataflow):
         for p in module.parameters(recurse=False):
-            found.update(dict.fromkeys(p.shape, name))
-    return found
+            names_by_size.update(dict.fromkeys(p.shape, name))
+    return names_by_size
 
 
 @dataclass

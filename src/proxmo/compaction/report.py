@@ -52,21 +52,22 @@ class CompactionReport:
 
 def count_multiply_adds(model: nn.Module, inputs: ModelInputs) -> int:
     """Count the multiply-adds of one call in matrix products, convolutions and attention."""
-    with FlopCounterMode(display=False) as counter, torch.enable_grad():  # no_grad fuses attention, uncounted
+    # without gradients, attention runs as one fused operator that is not counted
+    with FlopCounterMode(display=False) as counter, torch.enable_grad():
         inputs.call(model)
     return int(counter.get_total_flops()) // 2
 
 
 def layer_widths(model: nn.Module) -> dict[str, int]:
     """Return the number of output channels, neurons or heads of each layer that has them."""
-    found = {}
+    widths = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            found[name] = module.out_features
+            widths[name] = module.out_features
         elif isinstance(module, _ConvNd):
-            found[name] = module.out_channels
+            widths[name] = module.out_channels
         elif isinstance(module, nn.Embedding):
-            found[name] = module.embedding_dim
+            widths[name] = module.embedding_dim
         elif isinstance(module, (nn.MultiheadAttention, PrunedMultiheadAttention)):
-            found[name] = module.num_heads
-    return found
+            widths[name] = module.num_heads
+    return widths

@@ -79,30 +79,30 @@ def unit_groups(model: nn.Module, example_inputs: ExampleInputs, penalty: Groupe
     obstacles = {family.root: family.obstacle for family in families}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     obstacles |= _try_removal(traced, inputs, [family for family in families if family.obstacle is None], trained)
-    found: list[_UniformUnits] = []
+    units: list[_UniformUnits] = []
     for family in families:
         if obstacles[family.root] is None:
-            found += _uniform_units(family, trained)
+            units += _uniform_units(family, trained)
     for name, layer in traced.named_modules():
         if isinstance(layer, nn.MultiheadAttention):
             obstacles[name] = head_removal_obstacle(layer, dataflow, shared_parameters(traced))
-            found += _head_units(name, layer, trained) if obstacles[name] is None else []
+            units += _head_units(name, layer, trained) if obstacles[name] is None else []
     notes = [f"not penalised: {root}: {reason}" for root, reason in obstacles.items() if reason is not None]
-    return _param_groups(model, penalty, found, notes)
+    return _param_groups(model, penalty, units, notes)
 
 
-def _param_groups(model: nn.Module, penalty: Grouped, found: list[_UniformUnits], notes: list[str]) -> ParamGroups:
+def _param_groups(model: nn.Module, penalty: Grouped, families: list[_UniformUnits], notes: list[str]) -> ParamGroups:
     named = dict(model.named_parameters())
-    in_units = list(dict.fromkeys(part.parameter for family in found for part in family.slices))
+    in_units = list(dict.fromkeys(part.parameter for family in families for part in family.slices))
     positions = {name: position for position, name in enumerate(in_units)}
-    units = tuple(tuple(_slice(part, positions, named) for part in family.slices) for family in found)
+    units = tuple(tuple(_slice(part, positions, named) for part in family.slices) for family in families)
     groups: list[dict[str, Any]] = []
     if units:
         groups.append({"params": [(name, named[name]) for name in in_units], "penalty": penalty, "units": units})
     rest = [(name, p) for name, p in named.items() if name not in positions]
     if rest:
         groups.append({"params": rest, "penalty": None})
-    return ParamGroups(groups, [*(_describe(family, named) for family in found), *notes])
+    return ParamGroups(groups, [*(_describe(family, named) for family in families), *notes])
 
 
 def _slice(part: _ParameterSlice, positions: dict[str, int], named: dict[str, nn.Parameter]) -> Slice:
@@ -129,7 +129,7 @@ def _uniform_units(family: Family, trained: dict[str, nn.Parameter]) -> list[_Un
     for unit in range(family.size):
         layout = tuple((name, len(channels[unit])) for name, _, channels in by_parameter if unit in channels)
         units_by_layout.setdefault(layout, []).append(unit)
-    found = []
+    uniform = []
     for layout, units in units_by_layout.items():
         present = dict(layout)
         slices = [
@@ -137,8 +137,8 @@ def _uniform_units(family: Family, trained: dict[str, nn.Parameter]) -> list[_Un
             for name, axis, channels in by_parameter
             if name in present
         ]
-        found.append(_UniformUnits(family.root, slices))
-    return [units for units in found if units.slices]
+        uniform.append(_UniformUnits(family.root, slices))
+    return [part for part in uniform if part.slices]
 
 
 def _head_units(name: str, layer: nn.MultiheadAttention, trained: dict[str, nn.Parameter]) -> list[_UniformUnits]:
