@@ -1,4 +1,4 @@
-"""Networks of all the shapes that matter to compaction, each with an example of its input."""
+"""Networks that cover the structures compaction handles, each with example inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxmo.experiments.networks import ResNet18
 
 
 class Concatenated(nn.Module):
-    """Two layers side by side behind one normalisation, as in DenseNet."""
+    """Two concatenated layers followed by one normalisation, as in DenseNet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,12 +26,12 @@ class Concatenated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first = functional.relu(self.first(x))
         second = functional.relu(self.second(first))
-        joined = functional.relu(self.norm(torch.cat([first, second], 1)))
-        return self.head(functional.relu(self.third(joined)).mean((2, 3)))
+        both = functional.relu(self.norm(torch.cat([first, second], 1)))
+        return self.head(functional.relu(self.third(both)).mean((2, 3)))
 
 
 class Residual(nn.Module):
-    """A perceptron around which its input is added."""
+    """An MLP with a skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Residual(nn.Module):
 
 
 class Depthwise(nn.Module):
-    """A separable convolution, as in MobileNet, flattened at the end."""
+    """A depthwise separable convolution, as in MobileNet, flattened at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Depthwise(nn.Module):
 
 
 class AddedToInput(nn.Module):
-    """The input of the model is added to a layer, whose channels so cannot go."""
+    """The input of the model is added to a layer, so its channels cannot be removed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class AddedToInput(nn.Module):
 
 
 class Tied(nn.Module):
-    """Embedding and output share their weight."""
+    """Embedding and output layer share their weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,9 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.hidden(self.embedding(tokens))))
 
 
-class UsedTwice(nn.Module):
+class CalledTwice(nn.Module):
+    """One layer is called twice."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
@@ -93,7 +95,7 @@ class UsedTwice(nn.Module):
 
 
 class Centred(nn.Module):
-    """The mean over channels is taken off, by which they are not on their own."""
+    """Subtracts the mean over channels, which mixes them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,8 +106,8 @@ class Centred(nn.Module):
         return self.head(hidden - hidden.mean(-1, keepdim=True))
 
 
-class OwnAttention(nn.Module):
-    """Attention by hand, with the number of heads in the code."""
+class HandwrittenAttention(nn.Module):
+    """Attention with a hard-coded number of heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,8 +123,8 @@ class OwnAttention(nn.Module):
         return self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
-class Named(nn.Module):
-    """Arguments by name, outputs in a dictionary."""
+class KeywordInputs(nn.Module):
+    """Takes keyword arguments and returns a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,14 +145,14 @@ def image(*shape: int) -> Tensor:
 
 
 Case = tuple[Callable[[], nn.Module], Callable[[], Any], int]
-CASES: dict[str, Case] = {  # model, input, how many families of units can be removed
+CASES: dict[str, Case] = {  # model, example inputs, number of families with removable units
     "two layers": (lambda: nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)), lambda: image(4, 3), 1),
     "concatenated": (Concatenated, lambda: image(2, 3, 4, 4), 3),
     "residual": (Residual, lambda: image(3, 5), 2),
     "depthwise": (Depthwise, lambda: image(2, 3, 4, 4), 2),
     "ResNet": (lambda: ResNet18(8, 3, 10), lambda: image(2, 3, 16, 16), 12),
     "Transformer": (lambda: transformer(True), lambda: image(2, 5, 16), 4),
-    "Transformer, time first": (lambda: transformer(False), lambda: image(5, 2, 16), 4),
+    "Transformer, sequence first": (lambda: transformer(False), lambda: image(5, 2, 16), 4),
     "transposed": (
         lambda: nn.Sequential(
             nn.Conv2d(3, 6, 3), nn.ReLU(), nn.ConvTranspose2d(6, 5, 2), nn.ReLU(), nn.Conv2d(5, 2, 1)
@@ -158,7 +160,7 @@ CASES: dict[str, Case] = {  # model, input, how many families of units can be re
         lambda: image(2, 3, 4, 4),
         2,
     ),
-    "one axis": (
+    "1-D": (
         lambda: nn.Sequential(
             nn.Conv1d(3, 6, 3),
             nn.BatchNorm1d(6),
@@ -171,7 +173,7 @@ CASES: dict[str, Case] = {  # model, input, how many families of units can be re
         lambda: image(2, 3, 5),
         2,
     ),
-    "three axes": (
+    "3-D": (
         lambda: nn.Sequential(nn.Conv3d(1, 4, 2), nn.SiLU(), nn.Conv3d(4, 2, 2)),
         lambda: image(2, 1, 4, 4, 4),
         1,
@@ -181,17 +183,17 @@ CASES: dict[str, Case] = {  # model, input, how many families of units can be re
         lambda: torch.arange(8).reshape(2, 4),
         2,
     ),
-    "named": (Named, lambda: {"left": image(4, 3), "right": image(4, 2)}, 1),
-    "own attention": (OwnAttention, lambda: image(2, 3, 4), 1),
+    "keyword inputs": (KeywordInputs, lambda: {"left": image(4, 3), "right": image(4, 2)}, 1),
+    "handwritten attention": (HandwrittenAttention, lambda: image(2, 3, 4), 1),
     "added to input": (AddedToInput, lambda: image(2, 3, 4, 4), 0),
     "tied": (Tied, lambda: torch.arange(10).reshape(2, 5), 0),
-    "used twice": (UsedTwice, lambda: image(3, 4), 0),
+    "called twice": (CalledTwice, lambda: image(3, 4), 0),
     "centred": (Centred, lambda: image(3, 4), 0),
 }
 
 
 def make(name: str) -> tuple[nn.Module, Any]:
-    """A model with running statistics as after some training, and its input."""
+    """Return a model with running statistics as after training, and its example inputs."""
     torch.manual_seed(0)
     model, example = CASES[name][0](), CASES[name][1]()
     for module in model.modules():
@@ -204,7 +206,7 @@ def make(name: str) -> tuple[nn.Module, Any]:
 
 
 def call(model: nn.Module, example: Any) -> list[Tensor]:
-    """The outputs on an example, or on a tuple or dictionary of arguments."""
+    """Return the outputs on a tensor or a dictionary of keyword arguments."""
     with torch.no_grad():
         outputs = model(**example) if isinstance(example, dict) else model(example)
     return list(outputs.values()) if isinstance(outputs, dict) else [outputs]

@@ -1,4 +1,4 @@
-"""Attention with fewer heads computes what torch's does with the others at zero."""
+"""Pruned attention equals `nn.MultiheadAttention` whose removed heads are zero."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from proxmo import compact
-from proxmo.compaction.attention import FewerHeads, without_heads, zero_heads
+from proxmo.compaction.attention import PrunedMultiheadAttention, remove_heads, zero_heads
 
 
 def make(**options: Any) -> nn.MultiheadAttention:
@@ -18,8 +18,8 @@ def make(**options: Any) -> nn.MultiheadAttention:
     return layer.eval()
 
 
-def silence(layer: nn.MultiheadAttention, head: int) -> None:
-    """Set the rows of the values of a head to zero, and their bias."""
+def zero_head(layer: nn.MultiheadAttention, head: int) -> None:
+    """Set the value projection of a head to zero, bias included."""
     with torch.no_grad():
         if layer.in_proj_bias is not None:
             layer.in_proj_bias[24 + 4 * head : 28 + 4 * head] = 0
@@ -48,67 +48,67 @@ PADDING = torch.tensor([[False, False, False, True, True], [False, False, False,
     ],
     ids=["none", "causal", "float", "padding", "both", "is_causal"],
 )
-def test_outputs_are_those_of_torch(batch_first: bool, bias: bool, need_weights: bool, masks: dict[str, Any]) -> None:
+def test_outputs_equal_torch(batch_first: bool, bias: bool, need_weights: bool, masks: dict[str, Any]) -> None:
     layer = make(batch_first=batch_first, bias=bias)
-    silence(layer, 1)
+    zero_head(layer, 1)
     assert zero_heads(layer) == ([1], [])
-    small = without_heads(layer, [1])
+    small = remove_heads(layer, [1])
     x = torch.randn(2, 5, 12) if batch_first else torch.randn(5, 2, 12)
     expected, _ = layer(x, x, x, need_weights=need_weights, **masks)
-    found, weights = small(x, x, x, need_weights=need_weights, **masks)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    actual, weights = small(x, x, x, need_weights=need_weights, **masks)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     if need_weights:
-        _, each = layer(x, x, x, average_attn_weights=False, **masks)
-        torch.testing.assert_close(weights, each[:, [0, 2]].mean(1))
+        _, weights_per_head = layer(x, x, x, average_attn_weights=False, **masks)
+        torch.testing.assert_close(weights, weights_per_head[:, [0, 2]].mean(1))
     else:
         assert weights is None
 
 
-def test_all_heads_together_are_torch_itself() -> None:
+def test_attention_with_all_heads_equals_torch() -> None:
     layer = make(batch_first=True)
     x = torch.randn(2, 5, 12)
-    found, weights = without_heads(layer, [])(x, x, x)
+    actual, weights = remove_heads(layer, [])(x, x, x)
     expected, expected_weights = layer(x, x, x)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(weights, expected_weights)
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_other_widths_of_keys_and_values_and_no_batch(need_weights: bool) -> None:
+def test_unbatched_inputs_with_kdim_and_vdim_equal_torch(need_weights: bool) -> None:
     layer = make(kdim=7, vdim=9)
-    silence(layer, 0)
-    small = without_heads(layer, zero_heads(layer)[0])
+    zero_head(layer, 0)
+    small = remove_heads(layer, zero_heads(layer)[0])
     inputs = torch.randn(4, 12), torch.randn(6, 7), torch.randn(6, 9)
     expected, weights = layer(*inputs, need_weights=need_weights)
-    found, own = small(*inputs, need_weights=need_weights)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    assert (own is None) == (weights is None)
-    if own is not None and weights is not None:
-        assert own.shape == weights.shape
+    actual, actual_weights = small(*inputs, need_weights=need_weights)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    assert (actual_weights is None) == (weights is None)
+    if actual_weights is not None and weights is not None:
+        assert actual_weights.shape == weights.shape
 
 
-def test_a_head_that_nobody_reads_is_silent() -> None:
+def test_head_with_zero_output_projection_counts_as_zero() -> None:
     layer = make()
     with torch.no_grad():
         layer.out_proj.weight[:, 8:] = 0
     assert zero_heads(layer) == ([2], [])
     x = torch.randn(5, 2, 12)
-    torch.testing.assert_close(without_heads(layer, [2])(x, x, x)[0], layer(x, x, x)[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(remove_heads(layer, [2])(x, x, x)[0], layer(x, x, x)[0], rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_is_for_training_alone() -> None:
+def test_dropout_applies_in_training_only() -> None:
     layer = make(dropout=0.5, batch_first=True)
-    small = without_heads(layer, [])
+    small = remove_heads(layer, [])
     x = torch.randn(2, 5, 12)
     assert torch.equal(small(x, x, x)[0], small(x, x, x)[0])
     small.train()
     assert not torch.equal(small(x, x, x, need_weights=False)[0], small(x, x, x, need_weights=False)[0])
 
 
-def test_a_mask_for_each_head_is_refused() -> None:
-    small = without_heads(make(), [1])
+def test_mask_per_head_is_refused() -> None:
+    small = remove_heads(make(), [1])
     x = torch.randn(5, 2, 12)
-    with pytest.raises(ValueError, match=r"attn_mask must have 2 axes where heads are missing, got shape \(6, 5, 5\)"):
+    with pytest.raises(ValueError, match=r"attn_mask must be 2-D since heads were removed, got shape \(6, 5, 5\)"):
         small(x, x, x, attn_mask=torch.zeros(6, 5, 5))
 
 
@@ -121,40 +121,40 @@ class Wrapped(nn.Module):
         return self.attention(x, x, x)[0]  # type: ignore[no-any-return]
 
 
-def test_compaction_removes_heads_or_says_why_not() -> None:
+def test_compaction_removes_heads_or_reports_why_not() -> None:
     x = torch.randn(5, 2, 12)
     model = Wrapped()
-    silence(model.attention, 1)
+    zero_head(model.attention, 1)
     small, report = compact(model, x)
-    assert isinstance(small.attention, FewerHeads)
+    assert isinstance(small.attention, PrunedMultiheadAttention)
     assert report.widths["attention"] == (3, 2)
     assert report.difference <= 1e-5
     for head in range(3):
-        silence(model.attention, head)
+        zero_head(model.attention, head)
     _, report = compact(model, x)
     assert report.widths["attention"] == (3, 1)
-    assert report.kept == ["attention: head 0 stays: all are zero"]
+    assert report.kept == ["attention: head 0 stays: one must remain"]
     special = Wrapped(add_bias_kv=True)
-    silence(special.attention, 1)
+    zero_head(special.attention, 1)
     _, report = compact(special, x)
-    assert report.kept == ["attention: head 1 stays: the layer has more than its projections"]
+    assert report.kept == ["attention: head 1 stays: the layer uses add_bias_kv or add_zero_attn"]
 
 
-def test_weights_of_attention_that_are_an_output_keep_the_heads() -> None:
+def test_heads_stay_if_attention_weights_are_an_output() -> None:
     class Both(Wrapped):
         def forward(self, x: Tensor) -> Any:
             return self.attention(x, x, x)
 
     model = Both()
-    silence(model.attention, 1)
+    zero_head(model.attention, 1)
     _, report = compact(model, torch.randn(5, 2, 12))
     assert report.widths["attention"] == (3, 3)
-    assert report.kept == ["attention: head 1 stays: the weights of attention, over all heads, are used"]
+    assert report.kept == ["attention: head 1 stays: the model uses its attention weights"]
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_places_that_attend_to_nothing(need_weights: bool) -> None:
-    """Their weights of attention are zero, or NaN, and do not add up to one."""
+def test_compaction_is_exact_for_fully_masked_queries(need_weights: bool) -> None:
+    """The attention weights of a fully masked query are zero or NaN and do not sum to one."""
 
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -169,22 +169,22 @@ def test_places_that_attend_to_nothing(need_weights: bool) -> None:
     model = Attention().eval()
     with torch.no_grad():
         model.layer.in_proj_weight.view(3, 2, 4, 8)[:, 1] = 0
-    nobody = torch.zeros(3, 3, dtype=torch.bool)
-    _, report = compact(model, (torch.randn(2, 3, 8), nobody))
-    assert report.kept == ["layer: head 1 stays: its values have a bias"]
+    mask = torch.zeros(3, 3, dtype=torch.bool)
+    _, report = compact(model, (torch.randn(2, 3, 8), mask))
+    assert report.kept == ["layer: head 1 stays: its value projection has a bias"]
     with torch.no_grad():
         model.layer.in_proj_bias.view(3, 2, 4)[:, 1] = 0
-    small, report = compact(model, (torch.randn(2, 3, 8), nobody))
+    small, report = compact(model, (torch.randn(2, 3, 8), mask))
     assert report.widths["layer"] == (2, 1)
-    nobody[0] = True
+    mask[0] = True
     x = torch.randn(2, 3, 8)
-    torch.testing.assert_close(small(x, nobody), model(x, nobody), equal_nan=True)
+    torch.testing.assert_close(small(x, mask), model(x, mask), equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("gradients", [True, False])
-def test_transformers_with_padding_masks(nested: bool, gradients: bool) -> None:
+def test_compacted_transformer_equals_original_with_padding_mask(nested: bool, gradients: bool) -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
@@ -200,12 +200,12 @@ def test_transformers_with_padding_masks(nested: bool, gradients: bool) -> None:
         assert report.widths["layers.0.self_attn"] == (4, 3)
         assert report.widths["layers.1.linear1"] == (32, 27)
         with torch.set_grad_enabled(gradients):
-            found, expected = small(x, src_key_padding_mask=padding), model(x, src_key_padding_mask=padding)
-        seen = ~padding[:, : found.shape[1]]
-        torch.testing.assert_close(found[seen], expected[:, : found.shape[1]][seen], rtol=1e-4, atol=1e-5)
+            actual, expected = small(x, src_key_padding_mask=padding), model(x, src_key_padding_mask=padding)
+        seen = ~padding[:, : actual.shape[1]]
+        torch.testing.assert_close(actual[seen], expected[:, : actual.shape[1]][seen], rtol=1e-4, atol=1e-5)
 
 
-def test_attention_that_is_not_torchs_own_or_is_shared_keeps_its_heads() -> None:
+def test_heads_stay_in_custom_hooked_or_reused_attention() -> None:
     class Clipped(nn.MultiheadAttention):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             output, weights = super().forward(*args, **kwargs)
@@ -227,13 +227,12 @@ def test_attention_that_is_not_torchs_own_or_is_shared_keeps_its_heads() -> None
             return self.last(hidden)
 
     torch.manual_seed(0)
-    plain = nn.MultiheadAttention
-    hooked = plain(8, 2, batch_first=True)
+    hooked = nn.MultiheadAttention(8, 2, batch_first=True)
     hooked.register_forward_hook(lambda module, inputs, output: (output[0].clamp(-3, 3), output[1]))
     for model, reason in (
-        (Model(Clipped(8, 2, batch_first=True)), "a Clipped with a forward or hooks of its own is not known"),
-        (Model(hooked), "a MultiheadAttention with a forward or hooks of its own is not known"),
-        (Model(plain(8, 2, batch_first=True), twice=True), "the layer is used 2 times"),
+        (Model(Clipped(8, 2, batch_first=True)), "the Clipped has its own forward or hooks"),
+        (Model(hooked), "the MultiheadAttention has its own forward or hooks"),
+        (Model(nn.MultiheadAttention(8, 2, batch_first=True), twice=True), "the layer is called 2 times"),
     ):
         _, report = compact(model.eval(), torch.randn(2, 3, 8))
         assert report.kept == [f"layer: head 1 stays: {reason}"]

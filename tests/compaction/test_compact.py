@@ -1,4 +1,4 @@
-"""Compaction: what is zero goes, what the model computes stays."""
+"""Compaction removes zero units and keeps the outputs."""
 
 import copy
 import re
@@ -15,7 +15,7 @@ from proxmo import CompactionError, GroupL2, ProxSGD, compact, unit_groups
 
 
 def zero_units(optimizer: ProxSGD, share: float) -> None:
-    """Set units to exact zeros, as a prox would: the first of each family, up to a share of them."""
+    """Set a share of the units of each family to exact zeros, as a prox would."""
     group = optimizer.param_groups[0]
     with torch.no_grad():
         for family in group["units"]:
@@ -25,7 +25,7 @@ def zero_units(optimizer: ProxSGD, share: float) -> None:
 
 
 def fresh_inputs(example: Any) -> Any:
-    """Other inputs of the same kind, which compaction has not seen."""
+    """Return different inputs of the same kind."""
     if isinstance(example, dict):
         return {name: fresh_inputs(value) for name, value in example.items()}
     if not example.is_floating_point():
@@ -41,7 +41,7 @@ def assert_same_outputs(model: nn.Module, small: nn.Module, example: Any) -> Non
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[2]])
 @pytest.mark.parametrize("share", [0.3, 0.6])
-def test_half_of_the_units_gone_the_function_is_the_same(name: str, share: float) -> None:
+def test_removing_zero_units_keeps_the_outputs(name: str, share: float) -> None:
     model, example = make(name)
     groups = unit_groups(model, example, GroupL2(0.1))
     units = groups[0]["units"]
@@ -57,14 +57,14 @@ def test_half_of_the_units_gone_the_function_is_the_same(name: str, share: float
     assert report.parameters[1] < report.parameters[0]
     assert report.multiply_adds[1] < report.multiply_adds[0]
     assert report.kept == []
-    # all that was zero is gone: what is left of the units has no zeros any more
+    # no zero units are left
     left = unit_groups(small, example, GroupL2(0.1))
     assert not left or all(s.groups in (None, 0.0) for s in ProxSGD(left).sparsity())
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_a_model_without_zeros_stays_as_it_is(name: str) -> None:
+def test_model_without_zeros_is_unchanged(name: str) -> None:
     model, example = make(name)
     small, report = compact(model.eval(), example)
     assert report.parameters[0] == report.parameters[1]
@@ -75,7 +75,7 @@ def test_a_model_without_zeros_stays_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_a_model_that_is_all_zero_keeps_one_unit_of_each_layer(name: str) -> None:
+def test_all_zero_model_keeps_one_unit_per_layer(name: str) -> None:
     model, example = make(name)
     with torch.no_grad():
         for p in model.parameters():
@@ -105,7 +105,7 @@ def trained_network() -> tuple[nn.Sequential, Tensor]:
     return model, inputs
 
 
-def test_what_training_made_zero_is_removed() -> None:
+def test_units_zeroed_by_training_are_removed() -> None:
     model, inputs = trained_network()
     zero = (model[0].weight == 0).flatten(1).all(1)
     assert 0 < zero.sum() < 12
@@ -117,12 +117,12 @@ def test_what_training_made_zero_is_removed() -> None:
     assert report.widths["0"] == (12, 12 - int(zero.sum()))
     assert_same_outputs(model.eval(), small.eval(), inputs)
     small.train()
-    loss = small(inputs).square().mean()  # and can be trained on
+    loss = small(inputs).square().mean()  # training can continue
     loss.backward()
     assert all(p.grad is not None for p in small.parameters())
 
 
-def test_a_constant_goes_into_the_bias_where_that_is_exact() -> None:
+def test_constant_units_are_folded_into_the_bias() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(2, 6, 3),
@@ -133,8 +133,8 @@ def test_a_constant_goes_into_the_bias_where_that_is_exact() -> None:
         nn.Linear(16, 2),
     ).eval()
     with torch.no_grad():
-        model[0].weight[:2] = 0  # emits σ of a shift
-        model[1].weight[2] = 0  # emits σ(bias), whatever the convolution does
+        model[0].weight[:2] = 0  # outputs σ of a constant
+        model[1].weight[2] = 0  # outputs σ(bias) for any input
         nn.init.normal_(model[1].bias)
         nn.init.normal_(model[1].running_mean)
     inputs = torch.randn(3, 2, 6, 6)
@@ -145,7 +145,7 @@ def test_a_constant_goes_into_the_bias_where_that_is_exact() -> None:
     assert_same_outputs(model, small, inputs)
 
 
-def test_a_constant_that_meets_zero_padding_stays_and_is_named() -> None:
+def test_constant_unit_before_zero_padding_stays_and_is_reported() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3, padding=1), nn.Flatten(), nn.Linear(64, 2))
     with torch.no_grad():
@@ -153,29 +153,29 @@ def test_a_constant_that_meets_zero_padding_stays_and_is_named() -> None:
         model[0].bias[1], model[0].bias[4] = 0.5, 0.0
     inputs = torch.randn(3, 2, 6, 6)
     small, report = compact(model, inputs)
-    assert report.widths["0"] == (6, 5)  # the one without a bias goes
+    assert report.widths["0"] == (6, 5)  # only the unit without a bias is removed
     assert report.kept == ["0: unit 1 stays: '2' pads the constant with zeros"]
     assert_same_outputs(model, small, inputs)
     model[2].padding_mode = "replicate"
     assert compact(model, inputs)[1].widths["0"] == (6, 4)
 
 
-def test_units_that_nobody_reads_go_and_those_that_only_they_read() -> None:
+def test_unread_units_are_removed_then_those_only_they_read() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
     with torch.no_grad():
-        model[4].weight[:, 1:] = 0  # one unit of the second layer is read
-        model[2].weight[0, 2:] = 0  # which reads two of the first
+        model[4].weight[:, 1:] = 0  # only unit 0 of the second layer is read
+        model[2].weight[0, 2:] = 0  # unit 0 reads two units of the first layer
     small, report = compact(model, torch.randn(6, 3))
     assert [after for _, after in report.widths.values()] == [2, 1, 2]
     assert_same_outputs(model, small, torch.randn(6, 3))
 
 
-def test_a_unit_that_is_silent_only_on_the_example_stays() -> None:
+def test_unit_that_is_zero_only_on_the_example_stays() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     with torch.no_grad():
-        model[0].bias[0] = -100.0  # the ReLU is shut for all inputs of this size
+        model[0].bias[0] = -100.0  # the ReLU is inactive on the example, not on larger inputs
     _, report = compact(model, torch.randn(6, 3))
     assert report.widths["0"] == (5, 5)
 
@@ -184,13 +184,13 @@ def test_a_unit_that_is_silent_only_on_the_example_stays() -> None:
     ("name", "layer", "reason"),
     [
         ("tied", "hidden", "a weight of 'head' is shared"),
-        ("used twice", "layer", "'layer' is used 2 times"),
-        ("added to input", "conv", "'head' does not see a constant"),
+        ("called twice", "layer", "'layer' is called 2 times"),
+        ("added to input", "conv", "'head' reads a varying value"),
         ("centred", "layer", "mean mixes its channels"),
         ("two layers", "2", "it is an output of the model"),
     ],
 )
-def test_zero_units_that_must_stay_are_named_with_the_reason(name: str, layer: str, reason: str) -> None:
+def test_zero_units_that_stay_are_reported_with_the_reason(name: str, layer: str, reason: str) -> None:
     model, example = make(name)
     with torch.no_grad():
         for p in model.get_submodule(layer).parameters():
@@ -200,8 +200,8 @@ def test_zero_units_that_must_stay_are_named_with_the_reason(name: str, layer: s
     assert_same_outputs(model, small, example)
 
 
-class CountsChannels(nn.Module):
-    """The number of channels is in the code."""
+class HardcodedChannels(nn.Module):
+    """Reshapes with a hard-coded number of channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,21 +212,23 @@ class CountsChannels(nn.Module):
         return self.head(hidden.reshape(-1, 6).relu())
 
 
-def test_a_cut_that_breaks_the_model_is_taken_back_and_the_others_are_made() -> None:
+def test_removal_that_breaks_the_model_is_undone_and_others_are_kept() -> None:
     torch.manual_seed(0)
-    model = CountsChannels()
+    model = HardcodedChannels()
     with torch.no_grad():
         model.embed.weight[3] = 0
         model.hidden.weight[2] = 0
     example = torch.randn(3, 4)
     small, report = compact(model, example)
     assert report.widths == {"embed": (8, 7), "hidden": (6, 6), "head": (2, 2)}
-    assert report.kept[0].startswith("hidden: unit 2 stays: cut, the model does not run: RuntimeError: shape '[-1, 6]'")
+    assert report.kept[0].startswith(
+        "hidden: unit 2 stays: the pruned model does not run: RuntimeError: shape '[-1, 6]'"
+    )
     assert_same_outputs(model, small, example)
 
 
 @pytest.mark.parametrize("second", [nn.Conv2d(4, 4, 1, groups=2), weight_norm(nn.Conv2d(4, 4, 1))])
-def test_layers_that_cannot_be_cut_are_left_alone(second: nn.Module) -> None:
+def test_grouped_and_parametrized_layers_are_unchanged(second: nn.Module) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), second, nn.Flatten(), nn.Linear(16, 2))
     with torch.no_grad():
@@ -236,7 +238,7 @@ def test_layers_that_cannot_be_cut_are_left_alone(second: nn.Module) -> None:
     assert_same_outputs(model.eval(), small.eval(), torch.randn(2, 2, 2, 2))
 
 
-def test_frozen_parameters_modes_and_dtypes_stay() -> None:
+def test_requires_grad_training_mode_and_dtype_are_kept() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 6), nn.Dropout(), nn.ReLU(), nn.Linear(6, 2)).double()
     model[3].requires_grad_(False)
@@ -266,25 +268,25 @@ class Noise(nn.Module):
         ),
         (nn.Identity(), CompactionError, "no output depends on its parameters"),
         (nn.Linear(5, 2), CompactionError, "the model does not run on example_inputs: RuntimeError: mat1 and mat2"),
-        (nn.LazyLinear(2), ValueError, "model must know all its shapes"),
-        (nn.Sequential(nn.Linear(2, 2), Noise()), CompactionError, "gives other outputs each time"),
+        (nn.LazyLinear(2), ValueError, "model must have no uninitialized parameters"),
+        (nn.Sequential(nn.Linear(2, 2), Noise()), CompactionError, "the model is not deterministic"),
         ("model", TypeError, "model must be an nn.Module"),
     ],
 )
-def test_models_that_cannot_be_traced_are_refused(model: Any, error: type[Exception], message: str) -> None:
+def test_models_that_cannot_be_compacted_are_refused(model: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         compact(model, torch.randn(2, 2))
 
 
 @pytest.mark.parametrize("example", [None, 5, "abc"])
-def test_example_inputs_are_tensors_tuples_or_dictionaries(example: Any) -> None:
+def test_example_inputs_of_other_types_are_refused(example: Any) -> None:
     with pytest.raises(TypeError, match="example_inputs must be a tensor, a tuple of arguments or a dictionary"):
         compact(nn.Linear(2, 2), example)
     with pytest.raises(TypeError, match="example_inputs must be a tensor, a tuple of arguments or a dictionary"):
         unit_groups(nn.Linear(2, 2), example, GroupL2(0.1))
 
 
-def test_no_randomness_is_used_up() -> None:
+def test_rng_state_is_unchanged() -> None:
     model, example = make("ResNet")
     state = torch.get_rng_state()
     unit_groups(model, example, GroupL2(0.1))

@@ -1,4 +1,4 @@
-"""A compacted model is an ordinary one: it can be exported, scripted, compiled and copied."""
+"""Compacted models can be exported to ONNX, compiled and copied."""
 
 import copy
 import warnings
@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from compaction.models import call, make
-from compaction.test_saving import compacted
+from compaction.test_serialization import compacted
 
 
 @pytest.mark.parametrize("name", ["two layers", "ResNet", "depthwise", "concatenated", "Transformer"])
-def test_onnx_runs_it_with_the_same_outputs(name: str, tmp_path: Path) -> None:
+def test_onnx_export_has_the_same_outputs(name: str, tmp_path: Path) -> None:
     small = compacted(name)
     _, example = make(name)
     path = tmp_path / "small.onnx"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about itself
+        warnings.simplefilter("ignore")  # deprecations inside the exporter
         torch.onnx.export(small, (example,), path, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (output,) = session.run(None, {session.get_inputs()[0].name: example.numpy()})
@@ -27,7 +27,7 @@ def test_onnx_runs_it_with_the_same_outputs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ResNet", "Transformer"])
-def test_it_can_be_compiled_and_copied(name: str) -> None:
+def test_compiled_and_copied_models_have_the_same_outputs(name: str) -> None:
     small = compacted(name)
     _, example = make(name)
     expected = call(small, example)[0]

@@ -1,4 +1,4 @@
-"""Unit groups: which tensors make a unit, and which units cannot be removed."""
+"""`unit_groups` finds the tensors of each unit, and the units that cannot be removed."""
 
 import copy
 from typing import Any
@@ -13,7 +13,7 @@ from proxmo import GroupL2, ProxSGD, unit_groups
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_every_parameter_is_there_once_and_the_model_is_untouched(name: str) -> None:
+def test_every_parameter_is_listed_once_and_the_model_is_unchanged(name: str) -> None:
     model, example = make(name)
     before = copy.deepcopy(model.state_dict())
     groups = unit_groups(model, example, GroupL2(0.1))
@@ -26,7 +26,7 @@ def test_every_parameter_is_there_once_and_the_model_is_untouched(name: str) -> 
 
 
 def shapes_of_units(groups: proxmo.ParamGroups) -> dict[str, tuple[int, ...]]:
-    """For each family, named by its parameters, units and weights in each."""
+    """Return the number of units and of weights per unit of each family, by its parameter names."""
     params = groups[0]["params"]
     tensors = [p.detach() for _, p in params]
     return {
@@ -35,14 +35,14 @@ def shapes_of_units(groups: proxmo.ParamGroups) -> dict[str, tuple[int, ...]]:
     }
 
 
-def test_a_channel_comes_with_its_bias_and_its_normalisation() -> None:
+def test_unit_includes_bias_and_normalisation() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))
     groups = unit_groups(model, torch.randn(1, 3, 5, 5), GroupL2(0.1))
     assert shapes_of_units(groups) == {"0.weight 0.bias 1.weight 1.bias": (8, 27 + 3)}
     assert groups.notes == ["8 units of 30 weights: 0", "not penalised: 3: it is an output of the model"]
 
 
-def test_channels_that_are_added_are_one_unit() -> None:
+def test_added_channels_form_one_unit() -> None:
     model, example = make("residual")
     assert shapes_of_units(unit_groups(model, example, GroupL2(0.1))) == {
         "embed.weight embed.bias down.weight down.bias": (8, 6 + 17),
@@ -50,7 +50,7 @@ def test_channels_that_are_added_are_one_unit() -> None:
     }
 
 
-def test_channels_side_by_side_share_the_normalisation() -> None:
+def test_concatenated_channels_share_the_normalisation() -> None:
     model, example = make("concatenated")
     assert shapes_of_units(unit_groups(model, example, GroupL2(0.1))) == {
         "first.weight first.bias norm.weight norm.bias": (6, 27 + 3),
@@ -60,7 +60,7 @@ def test_channels_side_by_side_share_the_normalisation() -> None:
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_a_head_is_a_unit(separate: bool) -> None:
+def test_attention_head_is_a_unit(separate: bool) -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -83,11 +83,11 @@ def test_frozen_parameters_are_in_no_unit() -> None:
     assert shapes_of_units(groups) == {"0.weight 0.bias": (4, 4)}
 
 
-def test_layers_whose_units_cannot_be_removed_are_named() -> None:
+def test_layers_without_removable_units_are_reported() -> None:
     for name, note in (
         ("tied", "not penalised: hidden: a weight of 'head' is shared"),
-        ("added to input", "not penalised: conv: 'head' does not see a constant"),
-        ("used twice", "not penalised: layer: 'layer' is used 2 times"),
+        ("added to input", "not penalised: conv: 'head' reads a varying value"),
+        ("called twice", "not penalised: layer: 'layer' is called 2 times"),
     ):
         model, example = make(name)
         groups = unit_groups(model, example, GroupL2(0.1))
@@ -96,21 +96,21 @@ def test_layers_whose_units_cannot_be_removed_are_named() -> None:
         assert [group["penalty"] for group in groups] == [None]
 
 
-def test_a_network_with_attention_by_hand_keeps_its_projections() -> None:
-    model, example = make("own attention")
+def test_handwritten_attention_projections_are_not_penalised() -> None:
+    model, example = make("handwritten attention")
     groups = unit_groups(model, example, GroupL2(0.1))
     assert [note for note in groups.notes if "scaled_dot_product" in note and "mixes its channels" in note]
     assert list(shapes_of_units(groups)) == ["embed.weight embed.bias"]
 
 
 @pytest.mark.parametrize("penalty", [proxmo.L1(0.1), GroupL2(0.1, dim=1), proxmo.L2Ball(1.0), 0.1])
-def test_only_group_penalties_on_units_are_taken(penalty: Any) -> None:
+def test_penalties_other_than_group_penalties_with_dim_0_are_refused(penalty: Any) -> None:
     with pytest.raises(TypeError, match="penalty must be a group penalty with dim=0"):
         unit_groups(nn.Linear(2, 2), torch.ones(1, 2), penalty)
 
 
-def test_training_with_joint_groups_removes_more_than_with_weights_alone() -> None:
-    """A BatchNorm shift keeps a channel alive whose weights are zero; in one group with them it goes too."""
+def test_unit_groups_zero_more_outputs_than_groups_of_weights() -> None:
+    """With groups of weights, a BatchNorm shift keeps channels active whose weights are zero."""
 
     def zero_outputs(joint: bool) -> int:
         torch.manual_seed(0)

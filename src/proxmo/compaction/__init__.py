@@ -1,14 +1,14 @@
-"""From exact zeros to a smaller model, with the same outputs.
+"""Turn exact zeros into a smaller model with the same outputs.
 
-`unit_groups` makes a penalty act on what can be removed as a whole; `compact` removes what has become zero;
-`save_compact` and `load_compact` keep the result in a file. The work is done by torch-pruning, which is in the extra
-`compact`; what is added here is the proof, unit by unit, that the function stays the same.
+`unit_groups` applies a penalty to whole removable units, `compact` removes the units that have become zero, and
+`save_compact` and `load_compact` store the result in a file. torch-pruning, from the extra `compact`, removes the
+channels; this package proves, unit by unit, that the model still computes the same function.
 """
 
-from proxmo.compaction.calling import CompactionError
 from proxmo.compaction.compacting import compact
+from proxmo.compaction.errors import CompactionError
 from proxmo.compaction.report import CompactionReport
-from proxmo.compaction.saving import load_compact, save_compact
-from proxmo.compaction.units import unit_groups
+from proxmo.compaction.serialization import load_compact, save_compact
+from proxmo.compaction.unit_param_groups import unit_groups
 
 __all__ = ["CompactionError", "CompactionReport", "compact", "load_compact", "save_compact", "unit_groups"]

@@ -1,4 +1,4 @@
-"""What a compaction did."""
+"""The report of a compaction."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
-from proxmo.compaction.attention import FewerHeads
-from proxmo.compaction.calling import Inputs
+from proxmo.compaction.attention import PrunedMultiheadAttention
+from proxmo.compaction.example_inputs import ModelInputs
 
 
 @dataclass(frozen=True)
 class CompactionReport:
-    """What `compact` removed: sizes before and after, and how far the outputs differ. Prints as a table.
+    """Sizes before and after `compact`, and the difference in outputs. Prints as a table.
 
     >>> report = CompactionReport((40, 10), (800, 200), {"hidden": (8, 2)}, 0.0, [])
     >>> print(report)
@@ -23,19 +23,19 @@ class CompactionReport:
     parameters         40     10  4.0x smaller
     multiply-adds     800    200  4.0x fewer
     hidden              8      2
-    largest difference of the outputs: 0.0e+00
+    largest difference in outputs: 0.0e+00
     """
 
     parameters: tuple[int, int]
-    """Before and after."""
+    """Number of parameters before and after."""
     multiply_adds: tuple[int, int]
-    """In one call with the example inputs."""
+    """Multiply-adds of one call on the example inputs, before and after."""
     widths: dict[str, tuple[int, int]]
-    """For each layer its output channels, neurons or heads."""
+    """Output channels, neurons or heads of each layer, before and after."""
     difference: float
-    """The largest difference of the outputs on the example inputs."""
+    """Largest absolute difference in outputs on the example inputs."""
     kept: list[str]
-    """Which zero units had to stay, and why."""
+    """Zero units that had to stay, with the reason, and layers that were not called."""
 
     def __str__(self) -> str:
         rows = [("", "before", "after", "")]
@@ -47,26 +47,27 @@ class CompactionReport:
         rows += [(name, str(before), str(after), "") for name, (before, after) in self.widths.items()]
         first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
         lines = [f"{a:{first}}  {b:>{second}}  {c:>{third}}  {d}".rstrip() for a, b, c, d in rows]
-        return "\n".join([*lines, f"largest difference of the outputs: {self.difference:.1e}", *self.kept])
+        return "\n".join([*lines, f"largest difference in outputs: {self.difference:.1e}", *self.kept])
 
 
-def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
-    """Multiply-adds of one call, of matrix products, convolutions and attention."""
-    with FlopCounterMode(display=False) as counter, torch.enable_grad():  # without gradients attention is one black box
+def count_multiply_adds(model: nn.Module, inputs: ModelInputs) -> int:
+    """Count the multiply-adds of one call in matrix products, convolutions and attention."""
+    # without gradients, attention runs as one fused operator that is not counted
+    with FlopCounterMode(display=False) as counter, torch.enable_grad():
         inputs.call(model)
     return int(counter.get_total_flops()) // 2
 
 
-def widths(model: nn.Module) -> dict[str, int]:
-    """Output channels, neurons or heads of each layer that has them."""
-    found = {}
+def layer_widths(model: nn.Module) -> dict[str, int]:
+    """Return the number of output channels, neurons or heads of each layer that has them."""
+    widths = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            found[name] = module.out_features
+            widths[name] = module.out_features
         elif isinstance(module, _ConvNd):
-            found[name] = module.out_channels
+            widths[name] = module.out_channels
         elif isinstance(module, nn.Embedding):
-            found[name] = module.embedding_dim
-        elif isinstance(module, (nn.MultiheadAttention, FewerHeads)):
-            found[name] = module.num_heads
-    return found
+            widths[name] = module.embedding_dim
+        elif isinstance(module, (nn.MultiheadAttention, PrunedMultiheadAttention)):
+            widths[name] = module.num_heads
+    return widths

@@ -1,8 +1,8 @@
-"""Which channels of which layers make a unit: torch-pruning's dependency graph, in our words.
+"""Find which channels of which layers form a unit, with torch-pruning's dependency graph.
 
-A unit is what can only be removed as a whole: an output channel of a layer, the same channel of the normalisation
-behind it and of all layers that are added to it, and the input channels of the layers that read it. Units that begin at
-the same layer are a family.
+A unit is a set of channels that can only be removed together: an output channel of a layer, the same channel of the
+normalisation that follows and of all layers added to it, and the matching input channels of the layers that read it.
+The units that start at one layer form a family, and that layer is the root of the family.
 """
 
 from __future__ import annotations
@@ -19,34 +19,38 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils import _pytree as pytree
 
-from proxmo.compaction.attention import FewerHeads
-from proxmo.compaction.calling import CompactionError, Inputs
-from proxmo.compaction.origins import is_depthwise
+from proxmo.compaction.attention import PrunedMultiheadAttention
+from proxmo.compaction.errors import CompactionError
+from proxmo.compaction.example_inputs import ModelInputs
+from proxmo.compaction.propagation_rules import is_depthwise
 
-Role = Literal["emits", "passes", "reads"]
+Role = Literal["producer", "passthrough", "reader"]
+"""Whether a layer computes the channels, transforms each independently, or takes them as input."""
 
 
 @dataclass
 class Member:
-    """A layer, or an operation without a name, and which of its channels belong to which unit."""
+    """A layer, parameter or operation in a family, and the unit of each of its channels."""
 
     name: str
+    """Empty for operations."""
     module: Any
     node: Any
+    """The node of torch-pruning."""
     role: Role
     channels: list[int]
     units: list[int]
 
     @cached_property
-    def by_unit(self) -> dict[int, list[int]]:
-        """The channels of each unit."""
-        found: dict[int, list[int]] = {}
+    def channels_by_unit(self) -> dict[int, list[int]]:
+        """Channels of each unit."""
+        channels: dict[int, list[int]] = {}
         for channel, unit in zip(self.channels, self.units, strict=True):
-            found.setdefault(unit, []).append(channel)
-        return found
+            channels.setdefault(unit, []).append(channel)
+        return channels
 
-    def rows(self) -> Tensor:
-        """The weights of a layer that emits, a row for each output channel."""
+    def weight_rows(self) -> Tensor:
+        """Return the weights of a producer, one row per output channel."""
         if isinstance(self.module, nn.Parameter):
             return self.module.detach().movedim(self.node.pruning_dim, 0).reshape(self.width, -1)
         weight: Tensor = self.module.weight
@@ -54,37 +58,37 @@ class Member:
 
     @property
     def width(self) -> int:
-        """How many channels the layer has on this side."""
+        """Number of input channels of a reader, of output channels otherwise."""
         if isinstance(self.module, nn.Parameter):
             return int(self.module.shape[self.node.pruning_dim])
         axis = output_axis(self.module)
-        return int(self.module.weight.shape[1 - axis if self.role == "reads" else axis])
+        return int(self.module.weight.shape[1 - axis if self.role == "reader" else axis])
 
 
 @dataclass
 class Family:
-    """The units that begin at one layer."""
+    """The units that start at one layer."""
 
     root: str
     size: int
     members: list[Member] = field(repr=False)
     obstacle: str | None
-    """Why its units cannot be removed, if so."""
+    """Why no unit can be removed, or ``None``."""
 
-    def having(self, *roles: Role) -> list[Member]:
+    def members_with(self, *roles: Role) -> list[Member]:
         return [member for member in self.members if member.role in roles]
 
 
-class Traced:
-    """The families of a model, which must be a copy in evaluation mode that may be cut.
+class UnitGraph:
+    """Dependency graph of a model, split into families of units.
 
     Args:
-        model: the model.
-        inputs: what to call it with.
+        model: a copy of the model, in evaluation mode; `prune` modifies it.
+        inputs: arguments to call it with.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        import torch_pruning  # of the extra `compact`, which only those who trace need
+    def __init__(self, model: nn.Module, inputs: ModelInputs) -> None:
+        import torch_pruning  # optional dependency
 
         self.model = model
         self._names = {module: name for name, module in model.named_modules()}
@@ -96,14 +100,14 @@ class Traced:
             warnings.simplefilter("ignore")
             try:
                 self.graph.build_dependency(
-                    model, inputs, forward_fn=self._forward, output_transform=_differentiable, verbose=False
+                    model, inputs, forward_fn=self._forward, output_transform=_differentiable_outputs, verbose=False
                 )
             except CompactionError:
                 raise
             except Exception as error:
                 raise CompactionError(f"the model cannot be traced: {type(error).__name__}: {error}") from error
 
-    def _forward(self, model: nn.Module, inputs: Inputs) -> Any:
+    def _forward(self, model: nn.Module, inputs: ModelInputs) -> Any:
         def count(module: nn.Module, *_: Any) -> None:
             self._calls[module] += 1
 
@@ -116,40 +120,43 @@ class Traced:
         return outputs
 
     def families(self) -> list[Family]:
-        """In the order of the model, those that cannot be removed with the reason; without the insides of attention."""
+        """Return the families in the order of the model, except those inside pruned attention layers."""
         if any("CopySlices" in str(node.grad_fn) for node in self.graph.module2node.values()):
-            # torch-pruning would look for the channels without end
-            raise CompactionError("the model cannot be traced: it writes to a part of a tensor, as in x[:, :3] = y")
-        inside = {
-            part for module in self.model.modules() if isinstance(module, FewerHeads) for part in module.modules()
+            # torch-pruning would not terminate
+            raise CompactionError("the model cannot be traced: it writes to a slice of a tensor, as in x[:, :3] = y")
+        visited = {
+            part
+            for module in self.model.modules()
+            if isinstance(module, PrunedMultiheadAttention)
+            for part in module.modules()
         }
         families: list[Family] = []
-        known = set(inside)
         for root in self._names:
             if (
                 isinstance(root, (nn.Linear, _ConvNd, nn.Embedding))
                 and root in self.graph.module2node
-                and root not in known
+                and root not in visited
             ):
                 families.append(self._family(root))
-                known |= {member.module for member in families[-1].having("emits", "passes")}
+                visited |= {member.module for member in families[-1].members_with("producer", "passthrough")}
         return families
 
-    def cut(self, family: Family, units: Sequence[int]) -> None:
-        """Remove units from the model; it needs to be traced again afterwards."""
-        self._group(self.model.get_submodule(family.root), sorted(units)).prune(record_history=False)
+    def prune(self, family: Family, units: Sequence[int]) -> None:
+        """Remove units from the model, in place; the graph is invalid afterwards."""
+        self._pruning_group(self.model.get_submodule(family.root), sorted(units)).prune(record_history=False)
 
-    def _group(self, root: nn.Module, units: list[int]) -> Any:
+    def _pruning_group(self, root: nn.Module, units: list[int]) -> Any:
         return self.graph.get_pruning_group(root, self.graph.get_pruner_of_module(root).prune_out_channels, units)
 
     def _family(self, root: nn.Module) -> Family:
         node = self.graph.module2node[root]
-        every = list(range(self.graph.get_out_channels(root)))
+        channels = list(range(self.graph.get_out_channels(root)))
         try:
-            group = self._group(root, every)
+            group = self._pruning_group(root, channels)
         except Exception as error:
-            alone = Member(self._names[root], root, node, "emits", every, every)
-            return Family(alone.name, len(every), [alone], f"torch-pruning cannot follow it: {type(error).__name__}")
+            member = Member(self._names[root], root, node, "producer", channels, channels)
+            reason = f"torch-pruning cannot trace it: {type(error).__name__}"
+            return Family(member.name, len(channels), [member], reason)
         members = [
             self._member(item.dep.target, item.dep.handler, list(item.idxs), list(item.root_idxs))
             for item in group
@@ -161,12 +168,12 @@ class Traced:
 
     def _member(self, node: Any, handler: Any, channels: list[int], units: list[int]) -> Member:
         module, types = node.module, self._types
-        role: Role = "passes"
+        role: Role = "passthrough"
         if node.type in (types.CONV, types.LINEAR):
-            reads = handler == self.graph.get_pruner_of_module(module).prune_in_channels
-            role = "reads" if reads else "emits"
+            is_reader = handler == self.graph.get_pruner_of_module(module).prune_in_channels
+            role = "reader" if is_reader else "producer"
         elif node.type in (types.EMBED, types.PARAMETER):
-            role = "emits"
+            role = "producer"
         name = self.graph._param_to_name[module] if node.type == types.PARAMETER else self._names.get(module, "")
         return Member(name, module, node, role, channels, units)
 
@@ -174,14 +181,14 @@ class Traced:
         module, types = member.module, self._types
         if member.node.type in (types.LN, types.GN, types.MHA, types.LSTM):
             return f"{member.name!r} ({type(module).__name__}) mixes its channels"
-        if member.role != "passes" and max(member.channels) >= member.width:
-            return f"{member.name!r} has {member.width} channels where more arrive"
+        if member.role != "passthrough" and max(member.channels) >= member.width:
+            return f"torch-pruning finds more channels in {member.name!r} than the {member.width} it has"
         if not member.name or isinstance(module, nn.Parameter):
             return None
         if isinstance(module, _ConvNd) and module.groups > 1 and not is_depthwise(module):
-            return f"{member.name!r} is a convolution in {module.groups} groups"
+            return f"{member.name!r} is a convolution with groups={module.groups}"
         if self._calls[module] > 1:
-            return f"{member.name!r} is used {self._calls[module]} times"
+            return f"{member.name!r} is called {self._calls[module]} times"
         if any(p in self._shared for p in module.parameters(recurse=False)):
             return f"a weight of {member.name!r} is shared"
         if hasattr(module, "weight") and isinstance(module.weight, Tensor) and "weight" not in module._parameters:
@@ -190,25 +197,25 @@ class Traced:
 
 
 def _is_view_of_weight(node: Any) -> bool:
-    """Whether it is only a step inside a layer, which autograd shows and torch-pruning takes for data."""
+    """Return whether the node only reshapes a parameter inside a layer, which torch-pruning mistakes for data."""
     sources = [source for source, _ in getattr(node.grad_fn, "next_functions", ())]
     return bool(sources) and all(type(source).__name__ == "AccumulateGrad" for source in sources) and not node.inputs
 
 
 def output_axis(module: Any) -> int:
-    """The axis of the weight of a layer that runs over its output channels."""
+    """Return the axis of the layer's weight that indexes its output channels."""
     return 1 if isinstance(module, (nn.Embedding, _ConvTransposeNd)) else 0
 
 
-def _differentiable(outputs: Any) -> list[Tensor]:
-    """The tensors among the outputs that depend on the parameters."""
-    found = [x for x in pytree.tree_leaves(outputs) if isinstance(x, Tensor) and x.grad_fn is not None]
-    if not found:
+def _differentiable_outputs(outputs: Any) -> list[Tensor]:
+    """Return the output tensors that depend on the parameters; raise if there are none."""
+    tensors = [x for x in pytree.tree_leaves(outputs) if isinstance(x, Tensor) and x.grad_fn is not None]
+    if not tensors:
         raise CompactionError("the model cannot be traced: no output depends on its parameters")
-    return found
+    return tensors
 
 
 def shared_parameters(model: nn.Module) -> set[Tensor]:
-    """The parameters that several layers have."""
+    """Return the parameters used by more than one layer."""
     counts = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
     return {p for p, count in counts.items() if count > 1}

@@ -1,4 +1,4 @@
-"""Compaction holds for inputs that it has not seen: other numbers, sizes, masks and classes."""
+"""Compacted models equal the original on inputs other than the example: other values, sizes, masks and classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxmo import CompactionError, GroupL2, compact, unit_groups
 
 
 def zero(layer: nn.Module, *units: int, bias: float | None = 0.0) -> None:
-    """Set rows of a layer to zero, and their bias to a number."""
+    """Set rows of the weight to zero, and their bias to a constant."""
     with torch.no_grad():
         layer.weight[list(units)] = 0  # type: ignore[index, operator]
         if bias is not None:
@@ -22,7 +22,7 @@ def zero(layer: nn.Module, *units: int, bias: float | None = 0.0) -> None:
 
 
 class Net(nn.Module):
-    """Two linear layers, and a function in between that may look at other inputs."""
+    """Two linear layers with a function in between, which also receives the other inputs."""
 
     def __init__(self, between: Callable[..., Tensor], inputs: int = 3, width: int = 8) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Two convolutions around other layers."""
+    """Two convolutions with other layers in between."""
 
     def __init__(self, *between: nn.Module, first: nn.Module | None = None, last: nn.Module | None = None) -> None:
         super().__init__()
@@ -51,40 +51,40 @@ class ConvNet(nn.Module):
 Case = tuple[nn.Module, tuple[Tensor, ...], list[tuple[Tensor, ...]], int]
 
 
-def with_timestep() -> Case:
+def added_timestep() -> Case:
     model = Net(lambda h, t: functional.silu(h + t[:, None].float() / 1000))
     zero(model.first, 6, 7)
     return model, (randn(4, 3), torch.full((4,), 7)), [(randn(4, 3), torch.arange(4) * 100)], 8
 
 
-def with_mask() -> Case:
+def multiplied_by_mask() -> Case:
     model = Net(lambda h, mask: functional.relu(h) * mask[..., None])
     zero(model.first, 2, 5, bias=1.0)
     zero(model.first, 1)
     masks = [(randn(4, 5, 3), (torch.rand(4, 5) > 0.5).float()), (randn(4, 5, 3), (torch.rand(4, 5) > 0.5).long())]
-    return model, (randn(4, 5, 3), torch.ones(4, 5)), masks, 7  # zero times anything is zero
+    return model, (randn(4, 5, 3), torch.ones(4, 5)), masks, 7  # a zero unit stays zero under any mask
 
 
-def summed_over_a_set() -> Case:
+def summed_over_sequence() -> Case:
     model = Net(lambda h: functional.relu(h).sum(1))
     zero(model.first, 2, 5, bias=1.0)
     zero(model.first, 1)
     return model, (randn(4, 5, 3),), [(randn(4, 9, 3),)], 7
 
 
-def averaged_over_a_set() -> Case:
+def averaged_over_sequence() -> Case:
     model = Net(lambda h: functional.relu(h).mean(1))
     zero(model.first, 2, 5, bias=1.0)
-    return model, (randn(4, 5, 3),), [(randn(4, 9, 3),)], 6  # a mean of constants is one, of any number of them
+    return model, (randn(4, 5, 3),), [(randn(4, 9, 3),)], 6  # the mean of a constant does not depend on the length
 
 
-def multiplied_by_the_size() -> Case:
+def multiplied_by_batch_size() -> Case:
     model = Net(lambda h: functional.relu(h) * h.shape[0])
     zero(model.first, 2, 5, bias=1.0)
     return model, (randn(4, 3),), [(randn(9, 3),)], 8
 
 
-def with_a_number_of_the_input() -> Case:
+def added_scalar_from_input() -> Case:
     model = Net(lambda h, x: functional.relu(h) + x.max().item())
     zero(model.first, 2)
     return model, (randn(4, 3), torch.ones(3)), [(randn(4, 3), torch.full((3,), 5.0))], 8
@@ -99,7 +99,7 @@ def softmax() -> Case:
     return model, (randn(4, 3),), [(10 * randn(64, 3),)], 8
 
 
-def of_a_row_of_a_table() -> Case:
+def added_table_row() -> Case:
     class Table(Net):
         def __init__(self) -> None:
             super().__init__(lambda h: h)
@@ -113,21 +113,21 @@ def of_a_row_of_a_table() -> Case:
     return model, (randn(1, 3), torch.tensor([7])), [(randn(1, 3), torch.tensor([2]))], 8
 
 
-def with_positions() -> Case:
-    class Positions(Net):
+def added_position_embedding() -> Case:
+    class PositionEmbedding(Net):
         def __init__(self) -> None:
             super().__init__(lambda h: h)
-            self.places = nn.Parameter(torch.randn(1, 10, 8))
+            self.positions = nn.Parameter(torch.randn(1, 10, 8))
 
         def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-            return self.last(functional.silu(self.first(x) + self.places[:, : x.shape[1]]))
+            return self.last(functional.silu(self.first(x) + self.positions[:, : x.shape[1]]))
 
-    model = Positions()
+    model = PositionEmbedding()
     zero(model.first, 6, 7)
     return model, (randn(2, 1, 3),), [(randn(2, 6, 3),)], 8
 
 
-def zero_on_the_example_only() -> Case:
+def zero_on_example_only() -> Case:
     model = Net(functional.relu)
     with torch.no_grad():
         model.first.bias[3] = -100.0
@@ -148,7 +148,7 @@ def channel_shuffle() -> Case:
     return model, (randn(2, 3, 4, 4),), [(50 * randn(2, 3, 4, 4),)], 8
 
 
-def padded_depthwise_on_one_pixel() -> Case:
+def padded_depthwise_on_single_pixel() -> Case:
     model = ConvNet(nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.ReLU(), first=nn.Conv2d(3, 8, 4, stride=4))
     zero(model.first, 1, 2, bias=1.0)
     with torch.no_grad():
@@ -156,19 +156,19 @@ def padded_depthwise_on_one_pixel() -> Case:
     return model, (randn(2, 3, 4, 4),), [(randn(2, 3, 16, 16),)], 8
 
 
-def padded_average() -> Case:
+def padded_average_pooling() -> Case:
     model = ConvNet(nn.ReLU(), nn.AvgPool2d(3, 1, 1))
     zero(model.first, 1, 2, bias=1.0)
     return model, (randn(2, 3, 4, 4),), [(randn(2, 3, 12, 12),)], 8
 
 
-def pooled_and_scaled_up() -> Case:
+def pooled_and_upsampled() -> Case:
     model = ConvNet(nn.ReLU(), nn.MaxPool2d(2), nn.Upsample(scale_factor=2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1))
     zero(model.first, 1, 2, bias=1.0)
     return model, (randn(2, 3, 8, 8),), [(randn(2, 3, 16, 16),)], 6
 
 
-def index_of_the_largest() -> Case:
+def argmax_over_channels() -> Case:
     class Both(ConvNet):
         def forward(self, x: Tensor) -> Any:
             hidden = self.first(x)
@@ -179,7 +179,7 @@ def index_of_the_largest() -> Case:
     return model, (randn(2, 3, 4, 4),), [(50 * randn(2, 3, 4, 4),)], 8
 
 
-def own_forward() -> Case:
+def custom_forward() -> Case:
     class Exponential(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return functional.linear(x, self.weight.exp(), self.bias)
@@ -192,15 +192,15 @@ def own_forward() -> Case:
     return model, (randn(4, 3),), [(50 * randn(20, 3),)], 8
 
 
-def own_hook() -> Case:
+def custom_hook() -> Case:
     model = Net(functional.relu)
     zero(model.first, 3)
     model.first.register_forward_hook(lambda module, inputs, output: output + inputs[0].sum())
     return model, (torch.zeros(4, 3),), [(randn(4, 3),)], 8
 
 
-def gated_by_attention_to_channels() -> Case:
-    class Gated(nn.Module):
+def squeeze_and_excitation() -> Case:
+    class SqueezeAndExcitation(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
@@ -210,12 +210,12 @@ def gated_by_attention_to_channels() -> Case:
             hidden = functional.relu(self.first(x))
             return self.last(hidden * torch.sigmoid(self.gate(hidden.mean((2, 3))))[..., None, None])
 
-    model = Gated()
+    model = SqueezeAndExcitation()
     zero(model.first, 1, 2)
-    return model, (randn(2, 3, 6, 6),), [(50 * randn(3, 3, 9, 9),)], 6  # zero times the gate
+    return model, (randn(2, 3, 6, 6),), [(50 * randn(3, 3, 9, 9),)], 6  # a zero unit stays zero under any gate
 
 
-def half_precision_on_a_border() -> Case:
+def padded_half_precision() -> Case:
     class Padded(ConvNet):
         def forward(self, x: Tensor) -> Any:
             return self.last(functional.pad(self.first(x), (1, 1, 1, 1)))
@@ -230,74 +230,82 @@ def randn(*shape: int) -> Tensor:
 
 
 CASES = [
-    with_timestep,
-    with_mask,
-    summed_over_a_set,
-    averaged_over_a_set,
-    multiplied_by_the_size,
-    with_a_number_of_the_input,
+    added_timestep,
+    multiplied_by_mask,
+    summed_over_sequence,
+    averaged_over_sequence,
+    multiplied_by_batch_size,
+    added_scalar_from_input,
     softmax,
-    of_a_row_of_a_table,
-    with_positions,
-    zero_on_the_example_only,
+    added_table_row,
+    added_position_embedding,
+    zero_on_example_only,
     local_response_norm,
     channel_shuffle,
-    padded_depthwise_on_one_pixel,
-    padded_average,
-    pooled_and_scaled_up,
-    index_of_the_largest,
-    own_forward,
-    own_hook,
-    gated_by_attention_to_channels,
-    half_precision_on_a_border,
+    padded_depthwise_on_single_pixel,
+    padded_average_pooling,
+    pooled_and_upsampled,
+    argmax_over_channels,
+    custom_forward,
+    custom_hook,
+    squeeze_and_excitation,
+    padded_half_precision,
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_the_function_is_the_same_elsewhere(case: Callable[[], Case]) -> None:
+def test_outputs_are_equal_on_unseen_inputs(case: Callable[[], Case]) -> None:
     torch.manual_seed(1)
     model, example, others, width = case()
     small, report = compact(model.eval(), example)
     assert report.widths["first"][1] == width
     for inputs in (example, *others):
         with torch.no_grad():
-            found, expected = small(*inputs), model(*inputs)
-        for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (found, expected)), strict=True):
+            actual, expected = small(*inputs), model(*inputs)
+        for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (actual, expected)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "case",
-    [with_timestep, softmax, of_a_row_of_a_table, with_positions, local_response_norm, channel_shuffle, own_forward],
+    [
+        added_timestep,
+        softmax,
+        added_table_row,
+        added_position_embedding,
+        local_response_norm,
+        channel_shuffle,
+        custom_forward,
+    ],
     ids=lambda case: case.__name__,
 )
-def test_no_penalty_on_what_cannot_be_removed(case: Callable[[], Case]) -> None:
+def test_layers_without_removable_units_are_not_penalised(case: Callable[[], Case]) -> None:
     model, example, _, _ = case()
     groups = unit_groups(model, example, GroupL2(0.1))
     assert [group["penalty"] for group in groups] == [None]
     assert [note for note in groups.notes if note.startswith("not penalised: first: ")]
 
 
-def test_layers_that_the_example_does_not_call_are_named_and_training_still_runs() -> None:
-    class WithHelper(nn.Module):
-        """A second head for training only, which reads what others read."""
+def test_uncalled_layers_are_reported_and_training_still_runs() -> None:
+    class WithAuxiliaryHead(nn.Module):
+        """Has a second head, called in training only."""
 
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            self.first, self.last, self.helper = nn.Linear(3, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+            self.first, self.last, self.auxiliary = nn.Linear(3, 8), nn.Linear(8, 2), nn.Linear(8, 2)
 
         def forward(self, x: Tensor) -> Any:
             hidden = functional.relu(self.first(x))
-            return (self.last(hidden), self.helper(hidden)) if self.training else self.last(hidden)
+            return (self.last(hidden), self.auxiliary(hidden)) if self.training else self.last(hidden)
 
-    model = WithHelper()
+    model = WithAuxiliaryHead()
     zero(model.first, 1, 2)
     small, report = compact(model, randn(4, 3))
     assert small(randn(4, 3))[1].shape == (4, 2)
     assert report.kept == [
-        "helper: was not called on the example, and is left as it is",
-        "first: units 1, 2 stay: 'helper', which was not called on the example, may take part",
+        "auxiliary: not called on the example inputs, left unchanged",
+        "first: units 1, 2 stay: 'auxiliary', not called on the example inputs, may use its channels",
     ]
 
 
@@ -310,8 +318,8 @@ class Recurrent(nn.Module):
         return self.last(self.middle(self.first(x))[0])
 
 
-class ByTheLargest(nn.Module):
-    """One channel, made from all, decides about all."""
+class SpatialGate(nn.Module):
+    """All channels are gated by their maximum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -322,8 +330,8 @@ class ByTheLargest(nn.Module):
         return self.last(hidden * self.gate(hidden.amax(1, keepdim=True)))
 
 
-class Forked(nn.Module):
-    """Which layer comes next depends on the input."""
+class Branching(nn.Module):
+    """The last layer depends on the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,16 +346,16 @@ class Forked(nn.Module):
     ("model", "shape"),
     [
         (Recurrent(), (2, 4, 3)),
-        (ByTheLargest(), (2, 3, 6, 6)),
-        (Forked(), (2, 3)),
+        (SpatialGate(), (2, 3, 6, 6)),
+        (Branching(), (2, 3)),
         (nn.Sequential(nn.Linear(3, 8), nn.GLU(), nn.Linear(4, 2)), (2, 3)),
         (nn.Sequential(nn.Conv2d(3, 8, 1), nn.PixelShuffle(2), nn.Conv2d(2, 2, 1)), (2, 3, 4, 4)),
         (nn.Sequential(nn.Linear(3, 8), nn.LSTM(8, 4)), (2, 3)),
         (nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(2, 8), nn.Linear(8, 2)), (2, 3)),
     ],
-    ids=["GRU", "gate", "fork", "GLU", "pixels", "LSTM", "GroupNorm"],
+    ids=["GRU", "SpatialGate", "Branching", "GLU", "PixelShuffle", "LSTM", "GroupNorm"],
 )
-def test_layers_without_a_rule_stay_whole(model: nn.Module, shape: tuple[int, ...]) -> None:
+def test_layers_before_operations_without_a_rule_are_unchanged(model: nn.Module, shape: tuple[int, ...]) -> None:
     first = model.get_submodule("first" if hasattr(model, "first") else "0")
     zero(first, 1, 2)
     example = torch.rand(shape)
@@ -359,24 +367,24 @@ def test_layers_without_a_rule_stay_whole(model: nn.Module, shape: tuple[int, ..
     assert not any("units" in group for group in unit_groups(model, example, GroupL2(0.1)))
 
 
-def write_to_channels(hidden: Tensor) -> Tensor:
+def write_to_slice(hidden: Tensor) -> Tensor:
     hidden = hidden.clone()
     hidden[:, 2:4] = hidden[:, 4:6]
     return hidden.relu()
 
 
-def write_to_a_view(hidden: Tensor) -> Tensor:
+def write_to_view(hidden: Tensor) -> Tensor:
     hidden.view(-1).add_(1.0)
     return hidden.relu()
 
 
-@pytest.mark.parametrize("between", [write_to_channels, write_to_a_view])
-def test_writing_to_a_part_of_a_tensor_is_not_followed(between: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(CompactionError, match="it writes to a part of a tensor"):
+@pytest.mark.parametrize("between", [write_to_slice, write_to_view])
+def test_in_place_writes_to_slices_are_refused(between: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(CompactionError, match="it writes to a slice of a tensor"):
         compact(Net(between), randn(4, 3))
 
 
-def test_outputs_of_different_size_are_compared_each_on_its_own() -> None:
+def test_outputs_of_different_scale_are_compared_separately() -> None:
     class TwoOutputs(nn.Module):
         def __init__(self) -> None:
             super().__init__()

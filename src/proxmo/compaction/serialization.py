@@ -1,4 +1,4 @@
-"""Compacted models in files: numbers only, nothing that could run code."""
+"""Save and load compacted models as safetensors files, which hold tensors and no code."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from proxmo.compaction.attention import FewerHeads, put_in_place
-from proxmo.compaction.calling import need, undisturbed
+from proxmo.compaction.attention import PrunedMultiheadAttention, replace_attention
+from proxmo.compaction.errors import require_package
+from proxmo.compaction.example_inputs import isolated_torch_state
 from proxmo.files import written_whole
 
 _FORMAT = "proxmo-compact-1"
 
 
 def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a model that `compact` made smaller to a safetensors file, which `load_compact` reads.
+    """Save a model compacted by `compact` to a safetensors file, for `load_compact`.
 
-    The file has all parameters and buffers, under their names, and which attention layers have fewer heads. It is
-    written as a whole or not at all.
+    The file contains all parameters and buffers by name, and the sizes of attention layers whose heads were removed. It
+    is written atomically.
 
     Args:
         model: the model.
-        path: of the file.
+        path: path of the file.
 
     >>> import tempfile
     >>> from torch import nn
@@ -36,7 +37,7 @@ def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
     >>> load_compact(nn.Linear(2, 3), path)
     Linear(in_features=2, out_features=1, bias=True)
     """
-    need("safetensors")
+    require_package("safetensors")
     from safetensors.torch import save_file
 
     if not isinstance(model, nn.Module):
@@ -44,8 +45,10 @@ def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
     state = model.state_dict(keep_vars=True)
     for name, value in state.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"model must have tensors only in its state, got {type(value).__name__} for {name!r}")
-    heads = {name: [m.num_heads, m.head_dim] for name, m in model.named_modules() if isinstance(m, FewerHeads)}
+            raise TypeError(f"model must have only tensors in its state_dict, got {type(value).__name__} for {name!r}")
+    heads = {
+        name: [m.num_heads, m.head_dim] for name, m in model.named_modules() if isinstance(m, PrunedMultiheadAttention)
+    }
     first_names: dict[int, str] = {}  # tied tensors are written once
     for name, value in state.items():
         first_names.setdefault(id(value), name)
@@ -55,17 +58,17 @@ def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
         save_file(tensors, temporary, metadata)
 
 
-@undisturbed()
+@isolated_torch_state()
 def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
-    """The model that `save_compact` wrote, from the model of the original size that your code makes.
+    """Load a model saved by `save_compact`, given a model of the original size.
 
     Args:
-        model: a model of the class, with the layers, that was compacted; its numbers do not matter, and it is left as
-            it is.
-        path: of the file.
+        model: a model with the same architecture as the one that was compacted. Its values do not matter, and it is
+            not modified.
+        path: path of the file.
 
     Returns:
-        A new model with the saved sizes and numbers.
+        A new model with the saved sizes and values.
 
     >>> load_compact(nn.Linear(2, 3), "missing.safetensors")
     Traceback (most recent call last):
@@ -74,37 +77,40 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    tensors, heads = _read(Path(path))
+    tensors, heads = _read_file(Path(path))
     loaded = copy.deepcopy(model)
-    for name, (count, width) in heads.items():
+    for name, (num_heads, head_dim) in heads.items():
         attention = _submodule(loaded, name, path)
         if not isinstance(attention, nn.MultiheadAttention):
-            raise ValueError(f"{path} is for a model with attention in {name!r}, got a {type(attention).__name__}")
-        put_in_place(loaded, name, FewerHeads.like(attention, count, width))
+            raise ValueError(f"{path} needs nn.MultiheadAttention for {name!r}, got {type(attention).__name__}")
+        replace_attention(loaded, name, PrunedMultiheadAttention.like(attention, num_heads, head_dim))
     _check_names(loaded, tensors, path)
     replaced: dict[Tensor, Tensor] = {}
     for name, value in tensors.items():
-        holder, own = _submodule(loaded, name.rpartition(".")[0], path), name.rpartition(".")[2]
-        old = getattr(holder, own)
-        if isinstance(old, Tensor) and not _may_be_cut(old, value):
-            raise ValueError(f"{path} has {name!r} of shape {tuple(value.shape)}, the model {tuple(old.shape)}")
-        new = _like(value, old, holder)
-        setattr(holder, own, new)
+        module_name, _, attribute = name.rpartition(".")
+        module = _submodule(loaded, module_name, path)
+        old = getattr(module, attribute)
+        if isinstance(old, Tensor) and not _may_be_pruned(old, value):
+            raise ValueError(
+                f"{path} has shape {tuple(value.shape)} for {name!r}, incompatible with {tuple(old.shape)} in the model"
+            )
+        new = _replacement(value, old, module)
+        setattr(module, attribute, new)
         if isinstance(old, Tensor):
             replaced[old] = new
-    for holder in loaded.modules():
-        for own, old in list(holder.named_parameters(recurse=False, remove_duplicate=False)):
-            if old in replaced:  # tied to one that is in the file
-                setattr(holder, own, replaced[old])
-        _set_sizes(holder)
-        widths = {len(x) for x in _per_output(holder)}
+    for module in loaded.modules():
+        for attribute, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if old in replaced:  # tied to a parameter in the file
+                setattr(module, attribute, replaced[old])
+        _update_size_attributes(module)
+        widths = {len(x) for x in _output_channel_tensors(module)}
         if len(widths) > 1:
-            raise ValueError(f"{path} has a {type(holder).__name__} whose tensors do not fit each other: {widths}")
+            raise ValueError(f"{path} has inconsistent sizes for a {type(module).__name__}: {widths}")
     return loaded
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
-    need("safetensors")
+def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
+    require_package("safetensors")
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -116,12 +122,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
     if metadata.get("format") != _FORMAT:
         raise ValueError(f"{path} was not written by save_compact: its format is {metadata.get('format')!r}")
     try:
-        heads = {name: (int(count), int(width)) for name, (count, width) in json.loads(metadata["heads"]).items()}
-        for name, (count, width) in heads.items():
-            if count < 1 or width < 1 or len(tensors[f"{name}.q_proj.weight"]) != count * width:
-                raise ValueError(f"{count} heads of width {width} do not fit {name!r}")
+        heads = {name: (int(count), int(size)) for name, (count, size) in json.loads(metadata["heads"]).items()}
+        for name, (count, size) in heads.items():
+            if count < 1 or size < 1 or len(tensors[f"{name}.q_proj.weight"]) != count * size:
+                raise ValueError(f"{count} heads of size {size} do not fit {name!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged: what it says of attention heads cannot be, {error}") from error
+        raise ValueError(f"{path} is damaged: invalid attention heads: {error}") from error
     return tensors, heads
 
 
@@ -129,36 +135,34 @@ def _submodule(model: nn.Module, name: str, path: str | os.PathLike[str]) -> nn.
     try:
         return model.get_submodule(name)
     except AttributeError as error:
-        raise ValueError(f"{path} is for a model with {name!r}, which this one does not have") from error
+        raise ValueError(f"{path} needs a module {name!r}, which the model does not have") from error
 
 
 def _check_names(model: nn.Module, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Raise if the model has tensors that the file does not, or the other way round."""
+    """Raise if the model and the file do not have the same tensors."""
     state = model.state_dict(keep_vars=True)
     saved = {id(state[name]) for name in tensors if name in state}
     missing = [name for name, value in state.items() if id(value) not in saved]
-    unknown = [name for name in tensors if name not in state and not _may_be_new(model, name)]
-    if missing or unknown:
-        raise ValueError(
-            f"{path} does not fit the model: it lacks {missing or 'nothing'}, and has {unknown or 'no'} more"
-        )
+    unexpected = [name for name in tensors if name not in state and not _may_be_added_bias(model, name)]
+    if missing or unexpected:
+        raise ValueError(f"{path} does not match the model: missing tensors {missing}, unexpected tensors {unexpected}")
 
 
-def _may_be_new(model: nn.Module, name: str) -> bool:
-    """Whether it is the bias of a layer without one, which gets it when a constant is put there."""
-    holder, _, own = name.rpartition(".")
-    layer = dict(model.named_modules()).get(holder)
-    return own == "bias" and isinstance(layer, (nn.Linear, _ConvNd)) and layer.bias is None
+def _may_be_added_bias(model: nn.Module, name: str) -> bool:
+    """Return whether it is the bias of a layer without one, which `compact` adds to fold in a constant."""
+    module_name, _, attribute = name.rpartition(".")
+    layer = dict(model.named_modules()).get(module_name)
+    return attribute == "bias" and isinstance(layer, (nn.Linear, _ConvNd)) and layer.bias is None
 
 
-def _may_be_cut(old: Tensor, value: Tensor) -> bool:
-    """Whether a tensor may be what is left of another."""
+def _may_be_pruned(old: Tensor, value: Tensor) -> bool:
+    """Return whether ``value`` may be a pruned version of ``old``."""
     same_kind = old.is_floating_point() == value.is_floating_point()
     return same_kind and old.dim() == value.dim() and all(map(le, value.shape, old.shape))
 
 
-def _per_output(module: nn.Module) -> list[Tensor]:
-    """The tensors of a layer that have a number for each of its output channels; for a convolution, its weight too."""
+def _output_channel_tensors(module: nn.Module) -> list[Tensor]:
+    """Return the tensors of a layer whose first axis indexes its output channels."""
     if isinstance(module, (nn.Linear, _ConvNd)) and not isinstance(module, _ConvTransposeNd):
         return [x for x in (module.weight, module.bias) if x is not None]
     if isinstance(module, _NormBase):
@@ -166,16 +170,16 @@ def _per_output(module: nn.Module) -> list[Tensor]:
     return []
 
 
-def _like(value: Tensor, old: Tensor | None, holder: nn.Module) -> Tensor:
-    """The saved numbers on the device of the old ones, a parameter if those are."""
+def _replacement(value: Tensor, old: Tensor | None, module: nn.Module) -> Tensor:
+    """Return the saved value on the device of the old one, as a parameter if that is one."""
     if old is None:
-        return nn.Parameter(value.to(next(holder.parameters()).device))
+        return nn.Parameter(value.to(next(module.parameters()).device))
     moved = value.to(old.device)
     return nn.Parameter(moved, old.requires_grad) if isinstance(old, nn.Parameter) else moved
 
 
-def _set_sizes(module: nn.Module) -> None:
-    """Let the attributes of a layer tell the sizes of its tensors."""
+def _update_size_attributes(module: nn.Module) -> None:
+    """Set attributes such as ``in_features`` from the shapes of the layer's tensors."""
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     elif isinstance(module, _ConvNd):

@@ -1,8 +1,7 @@
-"""Calling a model: its inputs, and the conditions under which it is looked at."""
+"""Example inputs, and the torch settings under which models run on them."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,29 +14,15 @@ from torch.utils import _pytree as pytree
 ExampleInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 
 
-class CompactionError(RuntimeError):
-    """A model that cannot be made smaller, with the reason; the model itself is as it was.
-
-    >>> issubclass(CompactionError, RuntimeError)
-    True
-    """
-
-
-def need(package: str) -> None:
-    """Raise a word on what to install if a package of the extra is not there."""
-    if importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise ModuleNotFoundError(f"compaction needs {package}: pip install 'proxmo[compact]'")
-
-
 @dataclass(frozen=True)
-class Inputs:
-    """What a model is called with."""
+class ModelInputs:
+    """Positional and keyword arguments for a call of the model."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @classmethod
-    def of(cls, example: ExampleInputs) -> Inputs:
+    def from_example(cls, example: ExampleInputs) -> ModelInputs:
         if isinstance(example, Tensor):
             return cls((example,), {})
         if isinstance(example, Mapping):
@@ -45,7 +30,7 @@ class Inputs:
         if isinstance(example, (tuple, list)):
             return cls(tuple(example), {})
         raise TypeError(
-            "example_inputs must be a tensor, a tuple of arguments or a dictionary of named ones, got "
+            "example_inputs must be a tensor, a tuple of arguments or a dictionary of keyword arguments, got "
             f"{type(example).__name__}"
         )
 
@@ -53,12 +38,12 @@ class Inputs:
         return model(*self.args, **self.kwargs)
 
     @torch.no_grad()
-    def outputs(self, model: nn.Module) -> list[Tensor]:
-        """The tensors that the model returns."""
+    def output_tensors(self, model: nn.Module) -> list[Tensor]:
+        """Return the tensors in the output of the model, without gradients."""
         return [x for x in pytree.tree_leaves(self.call(model)) if isinstance(x, Tensor)]
 
-    def shuffled(self) -> Inputs:
-        """The same numbers in other places: as valid as the example, and another point of the function."""
+    def shuffled(self) -> ModelInputs:
+        """Return inputs with the elements of each float tensor shuffled: a second, equally valid test point."""
         generator = torch.Generator().manual_seed(0)
 
         def shuffle(x: Any) -> Any:
@@ -67,16 +52,16 @@ class Inputs:
             order = torch.randperm(x.numel(), generator=generator).to(x.device)
             return x.flatten()[order].reshape(x.shape)
 
-        return Inputs(*pytree.tree_map(shuffle, (self.args, self.kwargs)))
+        return ModelInputs(*pytree.tree_map(shuffle, (self.args, self.kwargs)))
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leave torch's random numbers as they are, and its shortcut around the layers of Transformers unused."""
-    shortcut = torch.backends.mha.get_fastpath_enabled()
+def isolated_torch_state() -> Iterator[None]:
+    """Restore the RNG state on exit, and disable the Transformer fast path, which bypasses the layers."""
+    fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.random.fork_rng():
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(shortcut)
+        torch.backends.mha.set_fastpath_enabled(fastpath_enabled)
