@@ -1,4 +1,4 @@
-"""Measures of stationarity against closed forms, and the monitor against the exact quantities."""
+"""Measures of stationarity against closed forms, and the monitor against exact values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lasso(momentum: float) -> tuple[Parameter, proxmo.ProxSGD, Tensor, Tensor]:
 
 
 def half_square(x: Parameter) -> Callable[[], Tensor]:
-    """A closure for f = ‖x‖²/2."""
+    """Return a closure for f = ‖x‖²/2."""
 
     def loss() -> Tensor:
         x.grad = None
@@ -48,7 +48,7 @@ def full_gradient(x: Tensor, data: Tensor, target: Tensor) -> Tensor:
     [proxmo.L1(0.3), proxmo.GroupLInf(0.3), proxmo.Nuclear(0.3), proxmo.L2Ball(0.5), proxmo.SquaredL2(0.3)],
     ids=str,
 )
-def test_the_certificate_is_a_subgradient(momentum: float, penalty: proxmo.Penalty) -> None:
+def test_certificate_is_a_subgradient(momentum: float, penalty: proxmo.Penalty) -> None:
     """ψ(u) ≥ ψ(x⁺) + <s, u − x⁺> for all u, and −s = direction + (x⁺ − x)/lr."""
     generator = torch.Generator().manual_seed(0)
     x = Parameter(torch.randn(3, 4, generator=generator, dtype=DOUBLE))
@@ -64,13 +64,13 @@ def test_the_certificate_is_a_subgradient(momentum: float, penalty: proxmo.Penal
         torch.testing.assert_close(
             certificate.subgradient, (before - x.detach()) / 0.2 - certificate.direction, rtol=1e-11, atol=1e-11
         )
-        here = penalty.value(x.detach())
+        value = penalty.value(x.detach())
         for _ in range(20):
             u = penalty.prox(torch.randn(3, 4, generator=generator, dtype=DOUBLE), 0.1)
-            assert penalty.value(u) >= here + (certificate.subgradient * (u - x.detach())).sum() - 1e-10
+            assert penalty.value(u) >= value + (certificate.subgradient * (u - x.detach())).sum() - 1e-10
 
 
-def test_gradient_norm_with_kinks_goes_to_zero() -> None:
+def test_gradient_norm_goes_to_zero_where_the_penalty_has_kinks() -> None:
     x, optimizer, data, target = lasso(0.5)
     optimizer.certify = True
     for _ in range(400):
@@ -81,7 +81,7 @@ def test_gradient_norm_with_kinks_goes_to_zero() -> None:
     assert criteria.gradient_norm(optimizer) < 1e-20
 
 
-def test_gradient_norm_of_a_smooth_objective() -> None:
+def test_gradient_norm_of_a_smooth_penalty() -> None:
     x = Parameter(torch.tensor([1.0, -2.0, 0.0], dtype=DOUBLE))
     y = Parameter(torch.tensor([2.0], dtype=DOUBLE))
     unused = Parameter(torch.ones(2))
@@ -97,7 +97,7 @@ def test_gradient_norm_of_a_smooth_objective() -> None:
         criteria.gradient_norm(optimizer)
 
 
-def test_gradient_mapping() -> None:
+def test_gradient_mapping_equals_closed_forms() -> None:
     x, gradient = torch.tensor([1.0, 0.0, -1.0]), torch.tensor([0.5, 0.2, 0.5])
     assert torch.equal(criteria.gradient_mapping(x, gradient, None, 0.1), gradient)
     torch.testing.assert_close(
@@ -109,8 +109,8 @@ def test_gradient_mapping() -> None:
         criteria.gradient_mapping(x, gradient, None, 0.0)
 
 
-def test_the_entropic_mapping_vanishes_where_the_euclidean_does() -> None:
-    """On the simplex: stationary means that the gradient is smallest, and equal, where x is positive."""
+def test_entropic_mapping_vanishes_where_the_euclidean_one_does() -> None:
+    """A point of the simplex is stationary if the gradient is constant, and smallest, where x is positive."""
     simplex = proxmo.Simplex()
     stationary, gradient = torch.tensor([0.3, 0.7, 0.0]), torch.tensor([1.0, 1.0, 2.0])
     for mirror in (None, criteria.entropic_step):
@@ -125,8 +125,8 @@ def test_the_entropic_mapping_vanishes_where_the_euclidean_does() -> None:
     assert moved.sum() == pytest.approx(1.0)
 
 
-def test_moreau_gradient() -> None:
-    """On f = ½·x², ψ = s|x| the envelope has a closed form; at a stationary point it is flat."""
+def test_moreau_gradient_equals_its_closed_form() -> None:
+    """For f = ½·x², ψ = s|x| the envelope has a closed form; its gradient is zero at a stationary point."""
     x = torch.tensor([3.0, 0.05, -1.0], dtype=DOUBLE)
     width = 0.25
     proximal = proxmo.ElasticNet(0.5, 1.0).prox(x, width)
@@ -175,19 +175,19 @@ def test_monitor_records_the_quantities_of_the_theory(momentum: float) -> None:
     assert np.isfinite(arrays["gradient"][1:]).all()
 
 
-def test_monitor_without_penalty_knows_the_first_gradient() -> None:
+def test_monitor_without_penalty_records_the_first_gradient() -> None:
     x = Parameter(torch.tensor([3.0]))
     optimizer = proxmo.ProxSGD([x])
 
     monitor = criteria.Monitor(optimizer, half_square(x))
     monitor.record()
-    monitor.record()  # no step between: nothing to complete
+    monitor.record()  # no step since the last record
     assert monitor.arrays()["gradient"].tolist() == [9.0, 9.0]
     assert np.isnan(monitor.arrays()["variance"]).all()
 
 
-def test_monitor_now_and_then() -> None:
-    """Δ and R belong to the step that leaves a recorded point, also when most points are not recorded, or x stays."""
+def test_monitor_can_skip_points() -> None:
+    """Δ and R belong to the step that leaves a recorded point, even if other points are not recorded or x stays."""
     x = Parameter(torch.tensor([3.0, 1.0], dtype=DOUBLE))
     optimizer = proxmo.ProxSGD([x], lr=0.1, momentum=0.5, initial="zero")
 
@@ -209,7 +209,7 @@ def test_monitor_now_and_then() -> None:
     assert arrays["movement"][0] == 0  # m₀ = 0: a step that does not move
 
 
-def test_a_closure_that_raises_leaves_the_gradients() -> None:
+def test_gradients_are_restored_if_the_closure_raises() -> None:
     x = Parameter(torch.tensor([3.0]))
     optimizer = proxmo.ProxSGD([x])
     x.grad = torch.tensor([7.0])
@@ -225,7 +225,7 @@ def test_a_closure_that_raises_leaves_the_gradients() -> None:
     assert monitor.arrays()["loss"].size == 0
 
 
-def test_a_certificate_does_not_outlive_its_point() -> None:
+def test_certificate_is_refused_after_a_write_to_the_parameter() -> None:
     x = Parameter(torch.ones(3))
     optimizer = proxmo.ProxSGD([x], penalty=proxmo.L1(0.1))
     optimizer.certify = True
@@ -238,8 +238,8 @@ def test_a_certificate_does_not_outlive_its_point() -> None:
         optimizer.certificate(x)
 
 
-def test_a_monitor_survives_writing_to_the_parameters() -> None:
-    """After a look at the random iterate no certificate holds, until the next step."""
+def test_monitor_records_nan_after_a_write_to_the_parameters() -> None:
+    """Swapping in the random iterate invalidates the certificates until the next step."""
     x = Parameter(torch.ones(3))
     optimizer = proxmo.ProxSGD([x], lr=0.1, penalty=proxmo.L1(0.1))
     loss = half_square(x)
@@ -257,7 +257,7 @@ def test_a_monitor_survives_writing_to_the_parameters() -> None:
     assert np.isfinite(monitor.arrays()["variance"]).all()
 
 
-def test_a_step_of_zero_certifies_nothing() -> None:
+def test_step_with_lr_zero_certifies_nothing() -> None:
     x = Parameter(torch.ones(3))
     optimizer = proxmo.ProxSGD([x], lr=0.0, penalty=proxmo.L1(0.1))
     optimizer.certify = True
@@ -266,7 +266,7 @@ def test_a_step_of_zero_certifies_nothing() -> None:
     assert optimizer.certificate_or_none(x) is None
 
 
-def test_small_steps_and_half_precision_keep_their_digits() -> None:
+def test_measures_are_accurate_with_small_steps_and_in_half_precision() -> None:
     x = Parameter(torch.full((4,), 100.0))
     optimizer = proxmo.ProxSGD([x], lr=1e-6, momentum=0.0, penalty=proxmo.L1(1.0))
     optimizer.certify = True

@@ -1,4 +1,4 @@
-"""Measured constants against known ones, on a quadratic with noise, a regression and a network."""
+"""Estimated constants against known ones, on a noisy quadratic, a regression and a network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def quadratic(curvatures: list[float], sigma: float, samples: int) -> tuple[Tens
     return x, lambda k: (h * x.square()).sum() / 2 + (noise[k] * x).sum()
 
 
-def test_a_quadratic() -> None:
+def test_constants_of_a_quadratic() -> None:
     x, closure = quadratic([1.0, 3.0, 10.0], sigma=4.0, samples=400)
     found = proxmo.estimate_constants(closure, [x], samples=400)  # type: ignore[call-overload]
     assert found.smoothness == pytest.approx(10.0, rel=1e-2)
@@ -34,7 +34,7 @@ def test_a_quadratic() -> None:
     assert found.initial_gap == pytest.approx(7.0, abs=1.0)
 
 
-def test_the_confidence_interval_covers_the_truth() -> None:
+def test_confidence_interval_covers_the_true_variance() -> None:
     covered = 0
     generator = torch.Generator().manual_seed(1)
     for _ in range(100):
@@ -47,8 +47,8 @@ def test_the_confidence_interval_covers_the_truth() -> None:
     assert 0.88 <= covered / 100 <= 0.99
 
 
-def test_noise_in_the_curvature_cancels() -> None:
-    """On batches of one a single secant measures the curvature of that sample, five times that of f."""
+def test_noise_of_the_curvature_cancels() -> None:
+    """With batches of one, a single secant measures the curvature of that sample, up to five times that of f."""
     problem = RobustRegression("regression", "l1", batch=1)
     generator = torch.Generator().manual_seed(0)
     batches = [problem.sample(1, generator) for _ in range(64)]
@@ -65,7 +65,7 @@ def test_noise_in_the_curvature_cancels() -> None:
     found = proxmo.estimate_constants(lambda k: mean_loss(x, batches[k]), [x], samples=64)
     assert 0.5 * truth < found.smoothness < 2 * truth
     alone = [proxmo.estimate_constants(lambda k, b=b: mean_loss(x, b), [x], samples=2) for b in batches]
-    assert max(one.smoothness for one in alone) > 4 * truth  # what single samples say
+    assert max(one.smoothness for one in alone) > 4 * truth  # single samples overestimate it
     assert found.noise_variance < problem.noise_variance
 
 
@@ -75,7 +75,7 @@ def network() -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
     return net, [(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(5)]
 
 
-def test_a_network_and_its_loader_and_nothing_is_changed() -> None:
+def test_estimates_leave_a_network_unchanged() -> None:
     net, loader = network()
     net[0].weight.grad = torch.ones(8, 4)  # type: ignore[union-attr, index]
     before = copy.deepcopy(net.state_dict())
@@ -89,7 +89,7 @@ def test_a_network_and_its_loader_and_nothing_is_changed() -> None:
     assert found.initial_gap == pytest.approx(penalty + 1.2, abs=0.4)
 
 
-def test_dropout_does_not_pass_for_curvature() -> None:
+def test_dropout_is_not_mistaken_for_curvature() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 3)]
     loader = [(torch.randn(64, 4), torch.randint(3, (64,))) for _ in range(16)]
@@ -101,20 +101,20 @@ def test_dropout_does_not_pass_for_curvature() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_curvature_that_the_gradient_does_not_see() -> None:
+def test_curvature_orthogonal_to_the_gradient_is_found() -> None:
     h = torch.tensor([100.0, 1.0], dtype=DOUBLE)
     x = torch.tensor([0.0, 1.0], dtype=DOUBLE, requires_grad=True)
     found = proxmo.estimate_constants(lambda k: (h * x.square()).sum() / 2, [x])
     assert found.smoothness == pytest.approx(100.0, rel=1e-3)
 
 
-def test_half_precision() -> None:
+def test_smoothness_in_half_precision() -> None:
     x = torch.ones(1000, dtype=torch.bfloat16, requires_grad=True)
     found = proxmo.estimate_constants(lambda k: 5 * x.float().square().sum() / 2, [x])
     assert found.smoothness == pytest.approx(5.0, rel=0.1)
 
 
-def test_estimates_go_straight_into_a_plan() -> None:
+def test_estimates_are_arguments_of_a_plan() -> None:
     net, loader = network()
     found = proxmo.estimate_constants(net, nn.functional.cross_entropy, loader)
     assert theory.plan(**found).horizon == 10_000
@@ -126,7 +126,7 @@ def test_estimates_go_straight_into_a_plan() -> None:
     assert "noise variance σ²" in str(found)
 
 
-def test_bad_calls() -> None:
+def test_invalid_arguments_are_refused() -> None:
     net, loader = network()
     with pytest.raises(ValueError, match="samples must be an integer >= 2, got 1"):
         proxmo.estimate_constants(net, nn.functional.cross_entropy, loader, samples=1)

@@ -1,4 +1,4 @@
-"""ProxyObjective: both closures are those of ℓ − ℓ̂ and ℓ̂, batch by batch, and training with them works."""
+"""ProxyObjective: the closures compute ℓ − ℓ̂ and ℓ̂ batch by batch, and training with them works."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ def gradient(model: nn.Linear, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, fl
     return torch.autograd.grad(loss, model.weight)[0], loss.item()
 
 
-def test_the_closures_are_the_two_parts_batch_by_batch() -> None:
+def test_closures_compute_f_and_psi_batch_by_batch() -> None:
     model, loader, proxy = problem()
     objective = proxmo.ProxyObjective(model, nn.functional.mse_loss, loader, proxy)
-    turn = 0
+    proxy_batch = 0
     for k in range(7):  # past the end of both loaders
         value = objective.loss_closure()
-        whole, loss = gradient(model, loader[k % 3])
-        part, proxy_loss = gradient(model, proxy[turn % 2])
-        turn += 1
-        torch.testing.assert_close(model.weight.grad, whole - part)
+        loss_gradient, loss = gradient(model, loader[k % 3])
+        proxy_gradient, proxy_loss = gradient(model, proxy[proxy_batch % 2])
+        proxy_batch += 1
+        torch.testing.assert_close(model.weight.grad, loss_gradient - proxy_gradient)
         assert value == pytest.approx(loss - proxy_loss)
         assert objective.loss_value == pytest.approx(loss)
         for _ in range(2):
             assert objective.psi_closure() is None  # type: ignore[func-returns-value]
-            torch.testing.assert_close(model.weight.grad, gradient(model, proxy[turn % 2])[0])
-            turn += 1
+            torch.testing.assert_close(model.weight.grad, gradient(model, proxy[proxy_batch % 2])[0])
+            proxy_batch += 1
 
 
-def test_training_reaches_the_minimiser_of_the_whole_loss() -> None:
-    """Not that of the proxy: f corrects it."""
+def test_training_reaches_the_minimiser_of_the_loss_not_of_the_proxy() -> None:
     model, loader, proxy = problem()
     inputs, targets = (torch.cat(parts) for parts in zip(*loader, strict=True))
     objective = proxmo.ProxyObjective(
@@ -59,14 +58,14 @@ def test_training_reaches_the_minimiser_of_the_whole_loss() -> None:
     for _ in range(200):
         optimizer.step(objective.loss_closure, objective.psi_closure)
     wide = torch.cat([inputs, torch.ones(60, 1, dtype=torch.float64)], 1)
-    best = torch.linalg.lstsq(wide, targets).solution
-    small = torch.linalg.lstsq(wide[:16], targets[:16]).solution
-    torch.testing.assert_close(model.weight.detach().mT, best[:4], rtol=0, atol=1e-6)
-    assert (best - small).abs().max() > 1e-3
+    of_loss = torch.linalg.lstsq(wide, targets).solution
+    of_proxy = torch.linalg.lstsq(wide[:16], targets[:16]).solution
+    torch.testing.assert_close(model.weight.detach().mT, of_loss[:4], rtol=0, atol=1e-6)
+    assert (of_loss - of_proxy).abs().max() > 1e-3
     assert optimizer.param_groups[0]["psi_evaluations"] == 200 * 21
 
 
-def test_a_loader_without_batches_is_named() -> None:
+def test_loader_without_batches_is_named_in_the_error() -> None:
     model, loader, proxy = problem()
     with pytest.raises(ValueError, match=r"^loader must yield batches each time it is iterated, got none"):
         proxmo.ProxyObjective(model, nn.functional.mse_loss, iter([]), proxy).loss_closure()
@@ -77,7 +76,7 @@ def test_a_loader_without_batches_is_named() -> None:
         once.psi_closure()
 
 
-def test_the_docs_tell_the_truth_about_proxy_training() -> None:
+def test_figures_in_the_docs_on_proxy_training_are_reproduced() -> None:
     page = (Path(__file__).parent.parent / "docs" / "methods.md").read_text(encoding="utf-8")
     code = next(
         block for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "ProxyObjective" in block
@@ -102,7 +101,7 @@ def test_the_docs_tell_the_truth_about_proxy_training() -> None:
             + "        optimizer.step()\n"
         )
 
-    # the best lr of those tried for each, and the one beside it
+    # for each method, the best lr of a longer search and its neighbour
     claims = {
         "with a tuned lr ends at 0.30": min(sgd("loader", 10, lr) for lr in (0.2, 0.3)),
         "its\nmomentum at 0.07": min(sgd("loader", 10, lr, 0.9) for lr in (0.05, 0.1)),

@@ -1,4 +1,4 @@
-"""RateScheduler: the paper's indexing, resuming, and torch's own schedulers beside it."""
+"""RateScheduler: the indexing of the paper, resuming, and torch's own schedulers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def advance(x: Parameter, optimizer: proxmo.ProxSGD, scheduler: proxmo.RateSched
         scheduler.step()
 
 
-def test_step_k_uses_the_lr_of_k_and_the_momentum_of_k_minus_one() -> None:
+def test_step_k_uses_lr_of_k_and_momentum_of_k_minus_one() -> None:
     x, _, _ = run(6)
     expected = torch.ones(3, dtype=torch.float64)
     average = None
@@ -45,8 +45,8 @@ def test_step_k_uses_the_lr_of_k_and_the_momentum_of_k_minus_one() -> None:
     torch.testing.assert_close(x.detach(), expected, rtol=1e-13, atol=1e-13)
 
 
-def test_a_momentum_that_starts_at_zero_keeps_the_average() -> None:
-    """γ = 1 at first, as in the increasing schedule: then the average is the last gradient, and goes on from there."""
+def test_average_is_kept_while_momentum_is_zero() -> None:
+    """With γ = 1 at first, as in the increasing schedule, the average is the last gradient, where later ones start."""
     x = Parameter(torch.ones(3, dtype=torch.float64))
     optimizer = proxmo.ProxSGD([x])
     scheduler = proxmo.RateScheduler(optimizer, lambda k: Rates(lr=0.1, momentum=0.0 if k < 2 else 0.5))
@@ -61,15 +61,15 @@ def test_a_momentum_that_starts_at_zero_keeps_the_average() -> None:
         torch.testing.assert_close(optimizer.state[x]["momentum_buffer"], average, rtol=0, atol=0)
 
 
-def test_all_groups_and_the_first_rates() -> None:
+def test_first_rates_are_set_in_all_groups() -> None:
     optimizer = proxmo.ProxSGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "lr": 7.0}])
     scheduler = proxmo.RateScheduler(optimizer, rates)
     assert [(g["lr"], g["momentum"]) for g in optimizer.param_groups] == [tuple(rates(0))] * 2
     assert scheduler.get_last_lr() == [0.5, 0.5]
 
 
-def test_resuming_gives_the_same_run() -> None:
-    straight, _, _ = run(10)
+def test_resumed_run_equals_uninterrupted_run() -> None:
+    uninterrupted, _, _ = run(10)
     x, optimizer, scheduler = run(4)
     saved = copy.deepcopy((x.data, optimizer.state_dict(), scheduler.state_dict()))
     assert "rates" not in saved[2]
@@ -79,10 +79,10 @@ def test_resuming_gives_the_same_run() -> None:
     new_scheduler.load_state_dict(saved[2])
     new_optimizer.load_state_dict(saved[1])
     advance(fresh, new_optimizer, new_scheduler, 6)
-    assert torch.equal(fresh, straight)
+    assert torch.equal(fresh, uninterrupted)
 
 
-def test_a_plan_and_the_increasing_schedule_are_rates() -> None:
+def test_plan_and_increasing_schedule_can_be_scheduled() -> None:
     known = {"smoothness": 1.0, "noise_variance": 4.0}
     plan = theory.plan(**known, initial_gap=2.0, horizon=100)
     optimizer = proxmo.ProxSGD([torch.zeros(1, requires_grad=True)])
@@ -103,7 +103,7 @@ def test_a_plan_and_the_increasing_schedule_are_rates() -> None:
         scheduler.step()
 
 
-def test_a_torch_scheduler_on_lr_alone_leaves_momentum() -> None:
+def test_torch_lr_scheduler_leaves_momentum_alone() -> None:
     optimizer = proxmo.ProxSGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.7)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     optimizer.step()
@@ -112,6 +112,6 @@ def test_a_torch_scheduler_on_lr_alone_leaves_momentum() -> None:
     assert optimizer.param_groups[0]["momentum"] == 0.7
 
 
-def test_an_optimizer_without_momentum_is_refused() -> None:
+def test_optimizer_without_momentum_is_refused() -> None:
     with pytest.raises(ValueError, match="optimizer must have a momentum in each group, got Adagrad"):
         proxmo.RateScheduler(torch.optim.Adagrad([torch.zeros(1, requires_grad=True)]), rates)

@@ -1,4 +1,4 @@
-"""StrengthScheduler: which strength each step uses, beside other schedulers, and after a pause."""
+"""StrengthScheduler: the strength of each step, other schedulers, and resuming."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def advance(x: Parameter, optimizer: proxmo.ProxSGD, scheduler: StrengthSchedule
         scheduler.step()
 
 
-def test_step_k_uses_the_factor_of_k() -> None:
+def test_step_k_uses_factor_of_k() -> None:
     x, optimizer, scheduler = make()
     expected = 10.0
     for k in range(7):
@@ -38,7 +38,7 @@ def test_step_k_uses_the_factor_of_k() -> None:
         assert x.tolist() == pytest.approx([expected] * 3, rel=1e-14)
 
 
-def test_it_goes_with_a_scheduler_of_lr() -> None:
+def test_strength_and_lr_can_both_be_scheduled() -> None:
     x, optimizer, scheduler = make()
     rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     expected = 10.0
@@ -49,26 +49,26 @@ def test_it_goes_with_a_scheduler_of_lr() -> None:
     assert x.tolist() == pytest.approx([expected] * 3, rel=1e-14)
 
 
-def test_a_pause_changes_nothing() -> None:
-    whole, *rest = make()
-    advance(whole, *rest, 6)
+def test_resumed_run_equals_uninterrupted_run() -> None:
+    uninterrupted, *rest = make()
+    advance(uninterrupted, *rest, 6)
     x, optimizer, scheduler = make()
     advance(x, optimizer, scheduler, 3)
     file = io.BytesIO()
     torch.save([x.detach(), optimizer.state_dict(), scheduler.state_dict()], file)
     file.seek(0)
-    point, of_optimizer, of_scheduler = torch.load(file, weights_only=True)
-    again = Parameter(point)
-    other = proxmo.ProxSGD([again], lr=0.1, penalty=proxmo.L1(7.0))
-    resumed = StrengthScheduler(other, warm_up)
-    other.load_state_dict(of_optimizer)
-    resumed.load_state_dict(of_scheduler)
-    assert other.param_groups[0]["penalty"] == proxmo.L1(1.5)
-    advance(again, other, resumed, 3)
-    assert torch.equal(again, whole)
+    point, optimizer_state, scheduler_state = torch.load(file, weights_only=True)
+    resumed = Parameter(point)
+    new_optimizer = proxmo.ProxSGD([resumed], lr=0.1, penalty=proxmo.L1(7.0))
+    new_scheduler = StrengthScheduler(new_optimizer, warm_up)
+    new_optimizer.load_state_dict(optimizer_state)
+    new_scheduler.load_state_dict(scheduler_state)
+    assert new_optimizer.param_groups[0]["penalty"] == proxmo.L1(1.5)
+    advance(resumed, new_optimizer, new_scheduler, 3)
+    assert torch.equal(resumed, uninterrupted)
 
 
-def test_all_weights_of_a_penalty_and_shared_ones_once() -> None:
+def test_all_strengths_of_a_penalty_are_multiplied_and_shared_penalties_once() -> None:
     net = proxmo.ElasticNet(l1=1.0, l2=2.0)
     both = proxmo.SparseGroup(l1=3.0, group=4.0)
     shared = proxmo.GroupL2(5.0)
@@ -81,8 +81,8 @@ def test_all_weights_of_a_penalty_and_shared_ones_once() -> None:
     assert shared == proxmo.GroupL2(0.5)
 
 
-def test_a_warm_up_from_nothing_lets_weights_grow_that_would_die() -> None:
-    """What users want it for: the full penalty from the start kills a network before it has learnt anything."""
+def test_warm_up_from_zero_keeps_weights_that_full_strength_zeroes() -> None:
+    """The use case: the full penalty from the start zeroes a network before it has learnt anything."""
 
     def zeros(factor: float) -> float:
         torch.manual_seed(0)
@@ -109,13 +109,13 @@ def test_a_warm_up_from_nothing_lets_weights_grow_that_would_die() -> None:
         (proxmo.L1(1.0), lambda k: -1.0, r"factor\(0\) must be a finite number >= 0, got -1.0"),
     ],
 )
-def test_what_does_not_fit_is_refused(penalty: proxmo.Penalty | None, factor: object, message: str) -> None:
+def test_invalid_arguments_are_refused(penalty: proxmo.Penalty | None, factor: object, message: str) -> None:
     optimizer = proxmo.ProxSGD([Parameter(torch.zeros(2))], penalty=penalty)
     with pytest.raises(ValueError, match=message):
         StrengthScheduler(optimizer, factor)  # type: ignore[arg-type]
 
 
-def test_the_state_of_another_is_refused() -> None:
+def test_state_for_other_penalties_is_refused() -> None:
     _, _, scheduler = make()
     other = proxmo.ProxSGD([Parameter(torch.zeros(2))], penalty=proxmo.ElasticNet(1.0, 1.0))
     with pytest.raises(ValueError, match="for other penalties"):

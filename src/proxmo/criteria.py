@@ -1,7 +1,7 @@
-"""How stationary is this point, and what happens during a run.
+"""Measures of stationarity, and a monitor that records them during a run.
 
-For a smooth ψ the measure is ‖∇F‖². Where ψ has kinks, three replace it: the gradient made of ∇f and the subgradient
-that the last prox step certifies, the prox-gradient mapping, and the gradient of the Moreau envelope.
+For a smooth ψ the measure is ‖∇F‖². Where ψ has kinks, three others replace it: ∇f plus the subgradient of ψ that the
+last prox step certifies, the prox-gradient mapping, and the gradient of the Moreau envelope.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MirrorStep = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def gradient_norm(optimizer: ProxOptimizer) -> float:
-    """‖∇F(x)‖² at the present point, from the gradients of f that the parameters hold.
+    """Return ‖∇F(x)‖² at the current parameters, from the gradients of f in ``.grad``.
 
-    Put the full gradient of f into ``.grad`` first (a backward over all data), or it measures the noise as well. The
-    gradient of ψ is the one that the last step certified if the optimizer has ``certify`` set, which is right for every
-    convex ψ; otherwise autograd's, which is right where ψ is differentiable.
+    Put the full gradient of f into ``.grad`` first (a backward over all data); otherwise the result includes the noise.
+    If the optimizer has ``certify`` set, the gradient of ψ is the subgradient that the last step certified, valid for
+    every convex ψ; otherwise it is autograd's, valid where ψ is differentiable.
 
     >>> import torch, proxmo
     >>> x = torch.tensor([1.0, -2.0], requires_grad=True)
@@ -54,7 +54,7 @@ def gradient_norm(optimizer: ProxOptimizer) -> float:
 
 
 def _penalty_gradients(optimizer: ProxOptimizer, group: Group) -> dict[Tensor, Tensor]:
-    """The gradient of ψ for the parameters of a group that have a gradient; none where it is zero."""
+    """Return the gradient of ψ for each parameter with ``.grad``; it may be missing where it is zero."""
     penalty: Penalty | None = group["penalty"]
     if penalty is None:
         return {}
@@ -66,7 +66,7 @@ def _penalty_gradients(optimizer: ProxOptimizer, group: Group) -> dict[Tensor, T
         values = [penalty.value(x) for x in seen_by_penalty(group["units"], points)]
         if not all(value.requires_grad for value in values):
             raise ValueError(f"{penalty} has no gradient; set certify = True on the optimizer before the step")
-        found = torch.autograd.grad(values, points, allow_unused=True)  # units need not reach all parameters
+        found = torch.autograd.grad(values, points, allow_unused=True)  # units may leave out parameters
     return {p: gradient for p, gradient in zip(params, found, strict=True) if gradient is not None}
 
 
@@ -74,14 +74,14 @@ def _penalty_gradients(optimizer: ProxOptimizer, group: Group) -> dict[Tensor, T
 def gradient_mapping(
     x: Tensor, gradient: Tensor, penalty: Penalty | None, lr: float, *, mirror: MirrorStep | None = None
 ) -> Tensor:
-    """(x − x⁺)/lr with x⁺ = prox_{lr·ψ}(x − lr·gradient): zero exactly where x is stationary, equal to ∇f if ψ = 0.
+    """Return (x − x⁺)/lr, x⁺ = prox_{lr·ψ}(x − lr·gradient): zero exactly where x is stationary, equal to ∇f if ψ = 0.
 
     Args:
         x: the point.
         gradient: ∇f(x).
         penalty: ψ, or ``None``.
         lr: 1/M > 0.
-        mirror: another way to make x⁺, such as `entropic_step` on the simplex, in place of the prox.
+        mirror: a mirror step that computes x⁺ instead of the prox, such as `entropic_step` on the simplex.
 
     >>> import proxmo
     >>> gradient_mapping(torch.tensor([1.0]), torch.tensor([-0.5]), proxmo.L1(2.0), lr=0.1)
@@ -92,14 +92,14 @@ def gradient_mapping(
         moved = mirror(x, gradient, lr)
     elif penalty is None:
         return gradient.clone()
-    else:  # in float64, since a small step leaves few digits in the difference
+    else:  # in float64: with a small step, x − x⁺ has few digits
         exact = x.double()
         return ((exact - penalty.prox(exact - lr * gradient.double(), lr)) / lr).to(x.dtype)
     return (x - moved) / lr
 
 
 def entropic_step(x: Tensor, gradient: Tensor, lr: float) -> Tensor:
-    """The mirror step of the entropy on the simplex: x·exp(−lr·gradient), scaled to the sum of x.
+    """Return the entropic mirror step on the simplex: x·exp(−lr·gradient), scaled to the sum of x.
 
     It minimises <gradient, u> + KL(u, x)/lr over u ≥ 0 with Σu = Σx, and needs no projection.
 
@@ -121,9 +121,9 @@ def moreau_gradient(
     tolerance: float | None = None,
     max_steps: int = 10_000,
 ) -> Tensor:
-    """(x − x̂)/λ with x̂ = argmin F(u) + ‖u − x‖²/(2λ): the gradient of the Moreau envelope of F = f + ψ at x.
+    """Return (x − x̂)/λ, x̂ = argmin F(u) + ‖u − x‖²/(2λ): the gradient at x of the Moreau envelope of F = f + ψ.
 
-    For convex ψ the subproblem is strongly convex if λ < 1/L; it is solved by proximal gradient steps.
+    For convex ψ the subproblem is strongly convex if λ < 1/L; it is solved with proximal gradient steps.
 
     Args:
         x: the point.
@@ -131,9 +131,9 @@ def moreau_gradient(
         penalty: ψ, or ``None``.
         smoothness: L > 0 of f.
         smoothing: λ in (0, 1/L); 1/(2L) by default.
-        tolerance: stop when a step moves by less than this, relative to the point; by default 1e-10, or what the dtype
-            can resolve.
-        max_steps: raise if that does not happen within so many.
+        tolerance: stop when a step moves u by less than this times 1 + ‖u‖; by default 1e-10, or 4 machine epsilons if
+            that is more.
+        max_steps: the number of steps after which to raise an error.
 
     >>> moreau_gradient(torch.tensor([3.0]), lambda u: u, None, smoothness=1.0)
     tensor([2.])
@@ -152,18 +152,18 @@ def moreau_gradient(
         u = moved
         if change <= tolerance * (1 + math.sqrt(square([u]))):
             return (x - u) / width
-    raise RuntimeError(f"the subproblem was not solved to {tolerance:g} in {max_steps} steps; raise one of them")
+    raise RuntimeError(f"the subproblem was not solved to {tolerance:g} in {max_steps} steps; increase either")
 
 
 class ScalarWriter(Protocol):
-    """What a monitor needs of a TensorBoard ``SummaryWriter``."""
+    """The part of TensorBoard's ``SummaryWriter`` that a monitor uses."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
-        """Store one number."""
+        """Store one value."""
 
 
-class _Left(NamedTuple):
-    """A parameter as it was when a monitor recorded it."""
+class _Recorded(NamedTuple):
+    """A parameter at a recorded point that no step has left yet."""
 
     param: Tensor
     point: Tensor
@@ -172,19 +172,19 @@ class _Left(NamedTuple):
 
 
 class Monitor:
-    """Records what the theory speaks of during a run: F, ψ, ‖∇F‖², Δ, R, Φ and sparsity.
+    """Record the quantities of the theory during a run: F, ψ, ‖∇F‖², Δ, R, Φ and sparsity.
 
-    Call `record` at each point x_k of interest, before the step that leaves it. The closure gives f and its full
-    gradient there; the gradients that the parameters hold are put back afterwards. Δ_k = ‖m_k − ∇f(x_k)‖² and
-    R_k = ‖x_{k+1} − x_k‖² are added by that step. ‖∇F‖² is that of `gradient_norm`; with a penalty it is NaN at the
-    start, before a step has certified a subgradient.
+    Call `record` at each point x_k of interest, before the step that leaves it. The closure computes f and its full
+    gradient there; the previous ``.grad`` is restored afterwards. Δ_k = ‖m_k − ∇f(x_k)‖² and R_k = ‖x_{k+1} − x_k‖² are
+    recorded when that step is taken. ‖∇F‖² is that of `gradient_norm`; with a penalty it is NaN until a step has
+    certified a subgradient.
 
     Args:
         optimizer: the optimizer of the run; its ``certify`` is set.
         closure: returns f(x) on all data, with its gradient in ``.grad`` (it may call ``zero_grad`` and ``backward``).
-            On many processes ``loss``, ``objective`` and ``potential`` have the value that it returns on each.
+            With several ranks, ``loss``, ``objective`` and ``potential`` use the value that it returns on this rank.
         weight: α/L, the weight of Δ in Φ (``theory.REGIMES["convex"].alpha / smoothness``); 0 leaves Φ = F.
-        writer: a TensorBoard ``SummaryWriter``, for curves to look at while it runs.
+        writer: a TensorBoard ``SummaryWriter``, to plot the values during the run.
 
     >>> import proxmo
     >>> x = torch.tensor([4.0], requires_grad=True)
@@ -219,40 +219,40 @@ class Monitor:
             name: []
             for name in ("loss", "penalty", "objective", "gradient", "zeros", "variance", "movement", "potential")
         }
-        self._left: list[_Left] = []
+        self._recorded: list[_Recorded] = []
         optimizer.certify = True
         optimizer.register_step_post_hook(lambda *_: self._after_step())
 
     def record(self) -> None:
-        """Measure at the present point; call before the step that leaves it."""
+        """Measure at the current point; call before the step that leaves it."""
         params = [p for group in self._optimizer.param_groups for p in group["params"]]
         held = [None if p.grad is None else p.grad.clone() for p in params]
         try:
             with torch.enable_grad():
                 loss = float(torch.as_tensor(self._closure()).detach())
             gradient = self._gradient_norm()
-            left = [
-                _Left(p, p.detach().clone(), p.grad.clone(), self._optimizer.certificate_or_none(p))
+            recorded = [
+                _Recorded(p, p.detach().clone(), p.grad.clone(), self._optimizer.certificate_or_none(p))
                 for p in params
                 if p.grad is not None
             ]
         finally:
             for p, before in zip(params, held, strict=True):
                 p.grad = before
-        self._fill_up()
+        self._complete_last_record()
         penalty = float(self._optimizer.penalty_value())
         self._add("loss", loss)
         self._add("penalty", penalty)
         self._add("objective", loss + penalty)
         self._add("gradient", gradient)
         self._add("zeros", shards.count_zeros(params) / max(sum(p.numel() for p in params), 1))
-        self._left = left
+        self._recorded = recorded
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
-        """All that was recorded: one array per quantity, one element per record; NaN for what is not known.
+        """Return one array per quantity, with one element per call of `record`; NaN where a value is unknown.
 
-        ``loss`` is f, ``penalty`` ψ, ``objective`` F, ``gradient`` ‖∇F‖², ``zeros`` the share of zeros, ``variance`` Δ,
-        ``movement`` R and ``potential`` Φ.
+        ``loss`` is f, ``penalty`` ψ, ``objective`` F, ``gradient`` ‖∇F‖², ``zeros`` the fraction of zeros, ``variance``
+        Δ, ``movement`` R and ``potential`` Φ.
         """
         length = len(self._columns["loss"])
         return {name: np.array(values + [np.nan] * (length - len(values))) for name, values in self._columns.items()}
@@ -265,20 +265,20 @@ class Monitor:
         return gradient_norm(self._optimizer)
 
     def _after_step(self) -> None:
-        """Add what is known only after the step that leaves a recorded point: Δ_k, R_k and Φ_k."""
-        new = [(left, self._optimizer.certificate_or_none(left.param)) for left in self._left]
-        moved = [(left, made) for left, made in new if made is not None and made is not left.certificate]
+        """Add Δ_k, R_k and Φ_k, known only after the step that leaves a recorded point."""
+        certified = [(old, self._optimizer.certificate_or_none(old.param)) for old in self._recorded]
+        moved = [(old, new) for old, new in certified if new is not None and new is not old.certificate]
         if not moved:
             return
-        variance = square([made.direction.double() - left.gradient.double() for left, made in moved])
+        variance = square([new.direction.double() - old.gradient.double() for old, new in moved])
         self._add("variance", variance)
-        self._add("movement", distance([left.param for left, _ in moved], [left.point for left, _ in moved]) ** 2)
+        self._add("movement", distance([old.param for old, _ in moved], [old.point for old, _ in moved]) ** 2)
         self._add("potential", self._columns["objective"][-1] + self._weight * variance)
-        self._left = []
+        self._recorded = []
 
-    def _fill_up(self) -> None:
-        """A point that no step has left has no Δ, R and Φ."""
-        if self._left:
+    def _complete_last_record(self) -> None:
+        """Add NaN for Δ, R and Φ of the last recorded point if no step has left it."""
+        if self._recorded:
             for name in ("variance", "movement", "potential"):
                 self._add(name, float("nan"))
 

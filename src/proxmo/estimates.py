@@ -1,4 +1,4 @@
-"""Constants of a problem, measured from a model and its data."""
+"""Estimates of the constants of a problem, from a model and its data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIRECTIONS = 5
 
 @dataclass(frozen=True)
 class Estimates(Mapping[str, float]):
-    """What `theory.plan` asks for, as a mapping, so that ``plan(**estimates, horizon=…)`` works; prints as a table.
+    """The constants that `theory.plan` takes, as a mapping for ``plan(**estimates, horizon=…)``; prints as a table.
 
     >>> print(Estimates(smoothness=1.5, noise_variance=4.0, noise_interval=(3.0, 5.0), initial_gap=2.0, samples=16))
     smoothness L         1.5
@@ -29,7 +29,7 @@ class Estimates(Mapping[str, float]):
     """
 
     smoothness: float
-    """L, the largest ‖∇²f·v‖ over the directions tried."""
+    """L, the largest ‖∇²f·v‖ over the unit directions tried."""
     noise_variance: float
     """σ², the variance of a gradient sample."""
     noise_interval: tuple[float, float]
@@ -37,7 +37,7 @@ class Estimates(Mapping[str, float]):
     initial_gap: float
     """F(x₀) minus the lower bound given for F*."""
     samples: int
-    """How many samples were used."""
+    """The number of samples used."""
 
     _KEYS = ("smoothness", "noise_variance", "initial_gap")
 
@@ -97,19 +97,19 @@ def estimate_constants(
     lower_bound: float = 0.0,
     samples: int = 16,
 ) -> Estimates:
-    """Measure L, σ² and F₀ at the present point: ``estimate_constants(model, loss, loader)``, or with a closure.
+    """Estimate L, σ² and F₀ at the current parameters: ``estimate_constants(model, loss, loader)``, or with a closure.
 
-    σ² is the unbiased variance of the gradients of several mini-batches. L comes from secants on the same mini-batch at
-    two points, several directions each nearer to the steepest (a power iteration), the largest kept; products of
-    secants on different mini-batches let the noise cancel. Nothing is changed, neither ``.grad`` nor
-    parameters nor buffers.
+    σ² is the unbiased sample variance of mini-batch gradients. L is the largest ‖∇²f·v‖ that
+    a power iteration finds with secants (differences of the gradient of one mini-batch at two points); products of
+    secants of different mini-batches cancel the noise. Parameters, ``.grad`` and buffers are left unchanged.
 
     Args:
-        source: the model, with ``loss(model(inputs), targets)`` and a loader of such pairs as second and third; or a
-            closure k ↦ loss on sample number k, differentiable, with the parameters as second.
+        source: the model; the second and third arguments are then ``loss``, as in ``loss(model(inputs), targets)``, and
+            a loader of pairs (inputs, targets). Or a closure k ↦ loss on sample k; the second argument is then the
+            parameters.
         penalty: ψ on all parameters, for F₀.
         lower_bound: a lower bound on F*, 0 for ordinary losses.
-        samples: how many mini-batches to use, at least 2; fewer if the loader has fewer.
+        samples: the number of mini-batches to use, at least 2; fewer if the loader has fewer.
 
     >>> import proxmo
     >>> noise = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
@@ -140,7 +140,7 @@ def _estimate(
     closure: Callable[[int], Tensor], params: list[Tensor], penalty: Penalty | None, lower_bound: float, samples: int
 ) -> Estimates:
     if shards.any_divided(params):
-        raise ValueError("estimates need the undivided model, got parameters that are divided among processes")
+        raise ValueError("estimate_constants needs an unsharded model, got sharded parameters (DTensor)")
     losses, gradients = zip(*(_evaluate(closure, k, params) for k in range(samples)), strict=True)
     mean = _mean(gradients)
     squares = [square([g - m for g, m in zip(gs, mean, strict=True)]) for gs in gradients]
@@ -162,29 +162,30 @@ def _estimate(
 def _smoothness(
     closure: Callable[[int], Tensor], params: list[Tensor], gradients: tuple[list[Tensor], ...], mean: list[Tensor]
 ) -> float:
-    """The largest ‖∇²f·v‖ over a few directions v, starting along the gradient."""
-    here = [p.detach().clone() for p in params]
-    reach = probe_length(here)
+    """Return the largest ‖∇²f·v‖ over a few unit directions v of a power iteration."""
+    start = [p.detach().clone() for p in params]
+    length = probe_length(start)
     used = range(min(len(gradients), 8))
     largest = 0.0
-    # half the gradient, half a random direction: the gradient alone may never leave a subspace of little curvature
+    # Start half along the gradient, half at random: from the gradient alone, a power iteration may never leave a
+    # subspace of small curvature.
     generator = torch.Generator().manual_seed(0)
-    random = [torch.randn(p.shape, generator=generator).to(p) for p in here]
+    random = [torch.randn(p.shape, generator=generator).to(p) for p in start]
     share = math.sqrt(square(mean) / max(square(random), 1e-300)) or 1.0
     direction = [m + share * r for m, r in zip(mean, random, strict=True)]
     for _ in range(DIRECTIONS):
-        length = math.sqrt(square(direction))
-        if length == 0:
+        norm = math.sqrt(square(direction))
+        if norm == 0:
             break
         try:
             with torch.no_grad():
                 for p, d in zip(params, direction, strict=True):
-                    p.add_(d, alpha=reach / length)
-            moved_by = distance(params, here)
+                    p.add_(d, alpha=length / norm)
+            moved_by = distance(params, start)
             moved = [_evaluate(closure, k, params)[1] for k in used]
         finally:
             with torch.no_grad():
-                for p, x in zip(params, here, strict=True):
+                for p, x in zip(params, start, strict=True):
                     p.copy_(x)
         secants = [[(b - a) / (moved_by or 1.0) for a, b in zip(gradients[k], moved[k], strict=True)] for k in used]
         direction = _mean(secants)
@@ -195,7 +196,7 @@ def _smoothness(
 
 def _evaluate(closure: Callable[[int], Tensor], k: int, params: list[Tensor]) -> tuple[float, list[Tensor]]:
     with torch.enable_grad(), torch.random.fork_rng():
-        torch.manual_seed(k)  # the same dropout at both ends of a secant, and the caller's random numbers untouched
+        torch.manual_seed(k)  # the same dropout at both ends of a secant
         loss = closure(k)
         gradients = torch.autograd.grad(loss, params, allow_unused=True)
     if not bool(loss.isfinite()):

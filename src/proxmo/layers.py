@@ -1,4 +1,4 @@
-"""Parameter groups of a model, so that its weights are penalised layer by layer and its biases and norms are not."""
+"""Parameter groups of a model: a penalty on the weights of its layers, none on biases and norms."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from proxmo.penalties.base import Penalty
+from proxmo.penalties.base import Grouped, Penalty
 
 PENALISED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
-# the axis of a weight that runs over output units, where it is not the first
-_UNITS_LAST = (nn.Embedding, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# The second axis of their weights runs over output units; in other layers it is the first.
+_UNITS_SECOND = (nn.Embedding, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class ParamGroups(list[dict[str, Any]]):
-    """Parameter groups for an optimizer, a list that prints as a table.
+    """Parameter groups for an optimizer: a list that prints as a table.
 
     Args:
         groups: parameter groups with named parameters.
@@ -40,9 +40,9 @@ class ParamGroups(list[dict[str, Any]]):
     def __str__(self) -> str:
         rows = [("parameter", "shape", "penalty")]
         for group in self:
-            penalty = "none" if group["penalty"] is None else str(group["penalty"])
             for name, p in _named(group):
-                rows.append((name, "not yet known" if is_lazy(p) else str(tuple(p.shape)), penalty))
+                shape = "not yet known" if is_lazy(p) else str(tuple(p.shape))
+                rows.append((name, shape, _penalty_cell(group["penalty"], p)))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([*lines, *self.notes])
@@ -50,9 +50,9 @@ class ParamGroups(list[dict[str, Any]]):
     __repr__ = __str__
 
     def on(self, model: nn.Module) -> ParamGroups:
-        """The same groups with the parameters that ``model`` has by these names.
+        """Return the same groups with the parameters of the same names in ``model``.
 
-        For a model that has other parameters by now, as after ``fully_shard``, or for a copy of it.
+        Use it after ``fully_shard``, which replaces the parameters of a model, or for a copy of the model.
 
         >>> import copy, proxmo
         >>> from torch import nn
@@ -62,24 +62,31 @@ class ParamGroups(list[dict[str, Any]]):
         >>> groups[0]["params"][0][1] is twin.weight
         True
         """
-        present = dict(model.named_parameters(remove_duplicate=False))
+        by_name = dict(model.named_parameters(remove_duplicate=False))
         groups = []
         for group in self:
-            named = [(name, present.get(name), p) for name, p in _named(group)]
-            for name, there, p in named:
-                if there is None or (not is_lazy(p) and there.shape != p.shape):
+            named = [(name, by_name.get(name), p) for name, p in _named(group)]
+            for name, new, p in named:
+                if new is None or (not is_lazy(p) and new.shape != p.shape):
                     wanted = "a parameter" if is_lazy(p) else f"a parameter of shape {tuple(p.shape)}"
-                    got = "none" if there is None else f"one of shape {tuple(there.shape)}"
+                    got = "none" if new is None else f"one of shape {tuple(new.shape)}"
                     raise ValueError(f"model must have {wanted} {name!r}, got {got}")
             options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-            groups.append({"params": [(name, there) for name, there, _ in named], **options})
+            groups.append({"params": [(name, new) for name, new, _ in named], **options})
         return ParamGroups(groups, self.notes)
 
 
 def _named(group: dict[str, Any]) -> Iterable[tuple[str, Tensor]]:
-    """Names and parameters; an optimizer that was given the group has put the names elsewhere."""
+    """Return pairs of name and parameter, also after an optimizer moved the names to ``"param_names"``."""
     named: list[tuple[str, Tensor]] = group["params"]
     return zip(group["param_names"], group["params"], strict=True) if "param_names" in group else named
+
+
+def _penalty_cell(penalty: Penalty | None, p: Tensor) -> str:
+    if penalty is None:
+        return "none"
+    is_frozen = isinstance(p, nn.Parameter) and not p.requires_grad
+    return f"{penalty}, not applied while frozen" if is_frozen else str(penalty)
 
 
 def param_groups(
@@ -90,21 +97,26 @@ def param_groups(
     exclude: Sequence[str] = (),
     per_layer: Mapping[str, float] | None = None,
 ) -> ParamGroups:
-    """The parameters of a model as groups for an optimizer: weights of layers with a penalty, all others without.
+    """Return the parameters of a model as groups for an optimizer: weights of layers with a penalty, the rest without.
 
-    ``dim=0`` of a penalty stands for the output units of a layer, neurons or channels, and becomes the axis that has
-    them: the first for linear layers and convolutions, the second for embeddings (whose rows are the tokens) and
-    transposed convolutions. Every other ``dim`` is taken as it is. A weight that several layers share is in the groups
-    once, penalised as in the first of them.
+    ``dim=0`` of a penalty stands for the output units of a layer (neurons or channels) and becomes the axis of the
+    weight that indexes them: the first for linear layers and convolutions, the second for embeddings (whose rows are
+    the tokens) and transposed convolutions. Any other ``dim`` is used as it is. A weight shared by several layers
+    appears once, penalised as in the first of them. A frozen weight is in the group of its penalty, which applies to it
+    once it is trained.
+
+    Notes below the table name layers without a penalty because their weight is computed from other parameters
+    (``weight_norm`` and other parametrizations), and the last layer if a group penalty acts on its output units, which
+    may be the outputs of the model.
 
     Args:
         model: the model.
         penalty: ψ for each of the weights.
         on: the classes of layers whose ``weight`` is penalised.
-        exclude: names of parameters, or of modules with all in them, without a penalty; ``*`` stands for anything, as
-            in file names.
-        per_layer: the strength for layers of these names, or in these modules, in place of that of ``penalty``; the
-            first that matches.
+        exclude: names of parameters or modules to leave without a penalty; a module stands for all parameters in it,
+            and ``*`` matches anything, as in file names.
+        per_layer: strengths that replace the one of ``penalty``, by the name of a layer or of a module that contains
+            it; ``*`` as in ``exclude``. The first match counts.
 
     >>> import proxmo
     >>> from torch import nn
@@ -120,6 +132,8 @@ def param_groups(
     3.weight   (2, 4)   none
     3.bias     (2,)     none
     >>> optimizer = proxmo.ProxSGD(groups, lr=0.1)
+    >>> print(*param_groups(model, proxmo.GroupLInf(0.1)).notes)
+    penalised: 3: its units may be outputs of the model, such as classes; exclude=["3"] leaves it alone
     """
     _check_arguments(model, penalty, on, exclude, per_layer)
     modules: dict[str, nn.Module] = dict(model.named_modules())
@@ -130,8 +144,9 @@ def param_groups(
         )
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     _check_patterns("exclude", exclude, [*modules, *names])
-    _check_patterns("per_layer", per_layer or {}, _with_holders(layers))
-    penalties = _weights_with_penalty(layers, penalty, per_layer or {})
+    _check_patterns("per_layer", per_layer or {}, _with_parents(layers))
+    notes = _notes_on_computed_weights(layers, exclude)
+    penalties = _penalty_of_each_weight(layers, penalty, per_layer or {})
     for name, p in model.named_parameters(remove_duplicate=False):
         if _matches(name, exclude):
             penalties.pop(p, None)
@@ -143,7 +158,8 @@ def param_groups(
             group = {"params": [], "penalty": wanted}
             groups.append(group)
         group["params"].append((name, p))
-    return ParamGroups(groups)
+    notes += _notes_on_outputs(layers, penalty, penalties)
+    return ParamGroups(groups, notes)
 
 
 def _check_arguments(model: Any, penalty: Any, on: Any, exclude: Any, per_layer: Any) -> None:
@@ -161,27 +177,75 @@ def _check_arguments(model: Any, penalty: Any, on: Any, exclude: Any, per_layer:
         raise TypeError(f"per_layer sets a strength, which {penalty} does not have")
 
 
-def _weights_with_penalty(
+def _own_weight(layer: nn.Module) -> nn.Parameter | None:
+    return dict(layer.named_parameters(recurse=False)).get("weight")
+
+
+def _penalty_of_each_weight(
     layers: Mapping[str, nn.Module], penalty: Penalty, strengths: Mapping[str, float]
 ) -> dict[Tensor, Penalty]:
-    """The penalty of each weight; that of one which several layers share is made for the first, by the names of all."""
-    holders: dict[Tensor, list[str]] = {}
+    """Return the penalty of each weight; for a shared one, ``dim`` fits its first layer and any layer's name counts."""
+    names_of: dict[Tensor, list[str]] = {}
     for name, layer in layers.items():
-        for own, p in layer.named_parameters(recurse=False):
-            if own == "weight":
-                holders.setdefault(p, []).append(name)
+        if (own := _own_weight(layer)) is not None:
+            names_of.setdefault(own, []).append(name)
     found: dict[Tensor, Penalty] = {}
-    for weight, names in holders.items():
+    for weight, names in names_of.items():
         matching = [s for pattern, s in strengths.items() if any(_matches(name, [pattern]) for name in names)]
         changes: dict[str, Any] = {"strength": matching[0]} if matching else {}
-        if isinstance(layers[names[0]], _UNITS_LAST) and getattr(penalty, "dim", None) == 0:
-            changes["dim"] = 1
+        if getattr(penalty, "dim", None) == 0:
+            changes["dim"] = _unit_axis(layers[names[0]])
         found[weight] = dataclasses.replace(penalty, **changes)
     return found
 
 
-def _with_holders(names: Iterable[str]) -> list[str]:
-    """Names of layers, or of parameters, and of all modules that they are in."""
+def _unit_axis(layer: nn.Module) -> int:
+    """Return the axis of the weight that runs over the output units."""
+    return 1 if isinstance(layer, _UNITS_SECOND) else 0
+
+
+def _notes_on_computed_weights(layers: Mapping[str, nn.Module], exclude: Sequence[str]) -> list[str]:
+    """Name the layers whose weight is computed from other parameters; raise if no other layers are left to penalise."""
+    wanted = {name: layer for name, layer in layers.items() if not _matches(name, exclude)}
+    computed = [name for name, layer in wanted.items() if _has_computed_weight(layer)]
+    if computed and len(computed) == len(wanted):
+        raise ValueError(
+            "model must have layers whose weight is a parameter, got only weights computed from other parameters; "
+            "remove their parametrizations first"
+        )
+    return [
+        f"not penalised: {name}: its weight is computed from other parameters; remove its parametrization first"
+        for name in computed
+    ]
+
+
+def _has_computed_weight(layer: nn.Module) -> bool:
+    # A parametrization makes the weight a property of the class, not read here: spectral norm iterates when it is read.
+    # Pruning, and the norms before parametrizations, make it a plain tensor.
+    is_property = isinstance(getattr(type(layer), "weight", None), property)
+    return is_property or isinstance(vars(layer).get("weight"), Tensor)
+
+
+def _notes_on_outputs(
+    layers: Mapping[str, nn.Module], penalty: Penalty, penalties: Mapping[Tensor, Penalty]
+) -> list[str]:
+    """Name the last layer if it has a group penalty on its output units."""
+    if not isinstance(penalty, Grouped) or penalty.dim != 0 or penalty.separable:
+        return []
+    name, layer = list(layers.items())[-1]
+    weight = _own_weight(layer)
+    of_weight = None if weight is None else penalties.get(weight)
+    # The groups of a weight shared with an embedding are not the output units of this layer.
+    by_units = isinstance(of_weight, Grouped) and of_weight.dim == _unit_axis(layer)
+    if not by_units or not name:  # without a name, the caller chose this one layer
+        return []
+    return [
+        f'penalised: {name}: its units may be outputs of the model, such as classes; exclude=["{name}"] leaves it alone'
+    ]
+
+
+def _with_parents(names: Iterable[str]) -> list[str]:
+    """Return the names of layers or parameters and of all modules that contain them."""
     found: dict[str, None] = {}
     for name in names:
         parts = name.split(".")
@@ -190,8 +254,8 @@ def _with_holders(names: Iterable[str]) -> list[str]:
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether the name, or that of a module that it is in, matches."""
-    return any(fnmatchcase(holder, pattern) for holder in _with_holders([name]) for pattern in patterns)
+    """Whether a pattern matches the name or that of a module that contains it."""
+    return any(fnmatchcase(parent, pattern) for parent in _with_parents([name]) for pattern in patterns)
 
 
 def _check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Proxy training: a small data set as a preconditioner for a large one."""
+"""Proxy training: a small data set preconditions training on a large one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from torch import Tensor, nn
 
 
 class ProxyObjective:
-    """Splits a training loss ℓ into f = ℓ − ℓ̂ and ψ = ℓ̂, where the proxy ℓ̂ is the loss on a small part of the data.
+    """Split a training loss ℓ into f = ℓ − ℓ̂ and ψ = ℓ̂, where the proxy ℓ̂ is the loss on a small part of the data.
 
-    `InexactProxSGD` sees ℓ once per step, and takes its inner steps on the cheap ℓ̂; the closer the proxy to ℓ, the less
-    is left for f to correct (statistical preconditioning). All gradients are of mini-batches, taken in turn from the
-    loaders, which start over when they end. ``loss_value`` is ℓ on the last mini-batch.
+    `InexactProxSGD` evaluates ℓ once per step and takes its inner steps on the cheap ℓ̂: the closer ℓ̂ is to ℓ, the less
+    f has to correct (statistical preconditioning). All gradients are of mini-batches, taken in turn from the loaders,
+    which restart when exhausted. ``loss_value`` is ℓ on the last mini-batch.
 
     Args:
-        model: the model, on whose device the batches are put.
-        loss: ``loss(model(inputs), targets)`` makes the loss to minimise.
-        loader: yields pairs (inputs, targets) for ℓ; a ``DataLoader``, a list, anything that can be iterated anew.
+        model: the model; batches are moved to its device.
+        loss: ``loss(model(inputs), targets)`` is the loss to minimise.
+        loader: yields pairs (inputs, targets) for ℓ: a ``DataLoader``, a list, or any iterable that can be iterated
+            more than once.
         proxy_loader: the same for ℓ̂.
 
     >>> import torch, proxmo
@@ -49,7 +50,7 @@ class ProxyObjective:
         self.loss_value = float("nan")
 
     def loss_closure(self) -> float:
-        """f = ℓ − ℓ̂ on a mini-batch of each, and its gradient."""
+        """Return f = ℓ − ℓ̂ on a mini-batch of each, and set its gradient."""
         self._model.zero_grad()
         loss = self._evaluate(self._batches.next())
         loss.backward()  # type: ignore[no-untyped-call]
@@ -59,7 +60,7 @@ class ProxyObjective:
         return self.loss_value - float(proxy.detach())
 
     def psi_closure(self) -> None:
-        """The gradient of ψ = ℓ̂ on a mini-batch; no value, since it would be one of that mini-batch only."""
+        """Set the gradient of ψ = ℓ̂ on a mini-batch; return no value, since the value on one mini-batch is not ψ."""
         self._model.zero_grad()
         self._evaluate(self._proxy_batches.next()).backward()  # type: ignore[no-untyped-call]
 
@@ -70,7 +71,7 @@ class ProxyObjective:
 
 
 class _Endless:
-    """The batches of a loader in turn, from the beginning again when they end."""
+    """The batches of a loader in turn, which restarts when exhausted."""
 
     def __init__(self, name: str, loader: Iterable[tuple[Any, Any]]) -> None:
         self._name, self._loader = name, loader

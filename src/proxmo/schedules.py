@@ -1,4 +1,4 @@
-"""Step size, momentum and the strength of the penalty over time."""
+"""Schedulers for lr, momentum and the strength of penalties."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from proxmo.optim.base import ProxOptimizer
 from proxmo.penalties.base import Penalty
 from proxmo.theory import Rates
 
-_WEIGHTS = ("strength", "l1", "l2", "group")  # the fields by which penalties are multiplied
+_WEIGHTS = ("strength", "l1", "l2", "group")  # the fields that multiply a penalty or one of its terms
 
 
 class RateScheduler(LRScheduler):
-    """Sets lr AND momentum of every parameter group before each step, from a plan or any function k ↦ `Rates`.
+    """Set lr AND momentum of every parameter group before each step, from a plan or any function k ↦ `Rates`.
 
-    With the indexing of the paper: step k = 0, 1, … uses lr_k = 1/M_k and momentum 1 − γ_{k−1}, since γ_{k−1} weighs
-    the gradient that arrives at step k against an average made with M_{k−1}. (Step 0 starts the average; its momentum
-    is that of ``rates(0)`` and has no effect.) Call ``step()`` after each
-    ``optimizer.step()``, as with every scheduler.
+    The indexing is that of the paper: step k = 0, 1, … uses lr_k = 1/M_k and momentum 1 − γ_{k−1}, since γ_{k−1} weighs
+    the gradient of step k against the average of earlier gradients. (Step 0 starts the average; its momentum is that of
+    ``rates(0)`` and has no effect.) Call ``step()`` after each ``optimizer.step()``, as with every scheduler.
 
     Args:
-        optimizer: one with ``momentum`` in its parameter groups, such as `ProxSGD`.
+        optimizer: an optimizer with ``momentum`` in its parameter groups, such as `ProxSGD`.
         rates: a `theory.Plan`, a `theory.IncreasingSchedule`, or any function from the step to `theory.Rates`. Not
-            saved in ``state_dict``: pass the same when you resume.
-        last_epoch: the last step done, -1 to begin.
+            saved in ``state_dict``: pass the same one when you resume.
+        last_epoch: the number of the last step taken, -1 to start.
 
     >>> import torch, proxmo
     >>> optimizer = proxmo.ProxSGD([torch.zeros(2, requires_grad=True)])
@@ -48,33 +47,34 @@ class RateScheduler(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:  # type: ignore[override]  # torch allows tensors, we make floats
-        """lr for the next step; sets momentum on the way, as torch's own cyclic schedulers do."""
+        """Return lr for the next step, and set momentum, as torch's own cyclic schedulers do."""
         k = self.last_epoch
-        # Exactly 0 would keep no average, and a later momentum would have nothing to go on from.
+        # With momentum exactly 0 the optimizer keeps no average, which a later momentum needs.
         momentum = max(self.rates(max(k - 1, 0)).momentum, sys.float_info.min)
         for group in self.optimizer.param_groups:
             group["momentum"] = momentum
         return [self.rates(k).lr] * len(self.optimizer.param_groups)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state without the function of rates, which may not be data."""
+        """Return the state without ``rates``, a function that may not be serializable."""
         return {key: value for key, value in super().state_dict().items() if key != "rates"}
 
 
 class StrengthScheduler:
-    """Multiplies the strengths of all penalties by a factor of the step: a warm-up, a decay, or a path over strengths.
+    """Multiply the strengths of all penalties by a factor of the step: a warm-up, a decay, or a path over strengths.
 
-    Step k = 0, 1, … uses strength·factor(k), with the strength that the penalty had when the scheduler was made. A
-    penalty of several weights, `ElasticNet` or `SparseGroup`, has all of them multiplied. Call ``step()`` after each
-    ``optimizer.step()``. It goes with any scheduler of lr.
+    Step k = 0, 1, … uses strength·factor(k), with the strength that the penalty had when the scheduler was created. All
+    strengths of `ElasticNet` and `SparseGroup` are multiplied. Call ``step()`` after each ``optimizer.step()``. Works
+    together with any lr scheduler.
 
     Args:
-        optimizer: one of proxmo's, some of whose parameter groups have a penalty with a strength.
-        factor: from the step to a number ≥ 0. Not saved in ``state_dict``: pass the same when you resume.
+        optimizer: an optimizer of proxmo with a penalty that has a strength in at least one parameter group.
+        factor: a function from the step to a number ≥ 0. Not saved in ``state_dict``: pass the same one when you
+            resume.
 
     >>> import torch, proxmo
     >>> optimizer = proxmo.ProxSGD([torch.zeros(2)], penalty=proxmo.L1(0.1))
-    >>> scheduler = StrengthScheduler(optimizer, lambda k: min(1.0, k / 10))  # from 10 on all of it
+    >>> scheduler = StrengthScheduler(optimizer, lambda k: min(1.0, k / 10))  # full strength from step 10
     >>> for _ in range(5):
     ...     optimizer.step()
     ...     scheduler.step()
@@ -93,16 +93,16 @@ class StrengthScheduler:
         self._set()
 
     def step(self) -> None:
-        """Go on to the strength of the next step."""
+        """Set the strengths for the next step."""
         self.last_step += 1
         self._set()
 
     def state_dict(self) -> dict[str, Any]:
-        """The step and the strengths to multiply, as plain data."""
+        """Return the step and the strengths before multiplication, as plain data."""
         return {"last_step": self.last_step, "initial": [dict(weights) for weights in self._initial]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved step, with the strengths that were multiplied then."""
+        """Resume from a state that `state_dict` returned, with the strengths saved there."""
         if [set(weights) for weights in state["initial"]] != [set(weights) for weights in self._initial]:
             raise ValueError("cannot load the state of a scheduler for other penalties")
         self._initial = [dict(weights) for weights in state["initial"]]
@@ -117,7 +117,7 @@ class StrengthScheduler:
 
 
 def _distinct_penalties(optimizer: ProxOptimizer) -> list[Penalty]:
-    """Those of all groups, once each: groups may share one."""
+    """Return the penalties of all parameter groups, each once, since parameter groups may share one."""
     found = {id(group["penalty"]): group["penalty"] for group in optimizer.param_groups}
     return [penalty for penalty in found.values() if penalty is not None]
 

@@ -1,4 +1,4 @@
-"""What gradients of the same sample at two points say about the smoothness of f; lists of tensors are one vector."""
+"""Smoothness of f from gradients of the same sample at two points. A list of tensors stands for one vector."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from proxmo import shards
 
-PROBE = 1e-3  # how far a probing step goes, relative to 1 + ‖x‖
+PROBE = 1e-3  # length of a probing step, relative to 1 + ‖x‖
 
 
 def square(vector: list[Tensor]) -> float:
-    """‖·‖² in float64, over all processes that hold a part.
+    """Return ‖vector‖² in float64, summed over all ranks where tensors are sharded.
 
     >>> square([torch.tensor([3.0]), torch.tensor([4.0])])
     25.0
@@ -22,7 +22,7 @@ def square(vector: list[Tensor]) -> float:
 
 
 def distance(a: list[Tensor], b: list[Tensor]) -> float:
-    """‖a − b‖ in float64.
+    """Return ‖a − b‖ in float64.
 
     >>> distance([torch.tensor([3.0])], [torch.tensor([1.0])])
     2.0
@@ -31,15 +31,16 @@ def distance(a: list[Tensor], b: list[Tensor]) -> float:
 
 
 def probe_length(params: list[Tensor]) -> float:
-    """How far to go for a secant: a little, but more than rounding in the dtype of the parameters swallows."""
+    """Return the distance between the two points of a secant: small, but well above the rounding of the dtype."""
     rounding = max(math.sqrt(torch.finfo(p.dtype).eps) for p in params)
     return max(PROBE, rounding) * (1 + math.sqrt(square(params)))
 
 
 def mean_product(square_of_sum: float, sum_of_squares: float, count: int) -> float:
-    """The mean inner product of two different ones of ``count`` secants; 0 if negative or there are no two.
+    """Return the mean inner product over pairs of distinct secants out of ``count``; 0 if negative or without pairs.
 
-    On different samples its expectation is ‖∇²f·v‖²: the noise of either cancels, which in ‖secant‖² it does not.
+    For secants of different samples its expectation is ‖∇²f·v‖²: independent noise cancels in the product, but not in
+    ‖secant‖².
 
     >>> mean_product(square_of_sum=9.0, sum_of_squares=5.0, count=2)
     2.0

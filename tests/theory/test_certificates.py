@@ -1,14 +1,14 @@
-"""The table of regimes is proved here with computer algebra: its constants are read from the table, never typed again.
+"""Proofs of the table of regimes with computer algebra; all constants are read from the table.
 
-With L = 1 and M = τ, and with e = m − ∇f(x), d = ∇f(x⁺) − ∇f(x), r = x⁺ − x, w = ∇Ω(x⁺), one step is described by
+With L = 1 and M = τ, and with e = m − ∇f(x), d = ∇f(x⁺) − ∇f(x), r = x⁺ − x, w = ∇Ω(x⁺), one step satisfies
 
     f(x⁺) ≤ f(x) + <∇f(x), r> + <d, r>/2 + ‖r‖²/4 − ‖d‖²/4     (f is 1-smooth)
     ψ(x⁺) − ψ(x) ≤ <w − m, r> − τ‖r‖²                          (ψ convex), or
     ψ(x⁺) − ψ(x) ≤ −<m, r> − (τ/2)‖r‖²                         (monotone prox)
     Δ⁺ = (1−γ)²‖e − d‖² + γ²σ²,   ∇F(x⁺) = d − e − τr + w.
 
-The claim Φ⁺ ≤ Φ − c‖∇F(x⁺)‖² + αγ²σ² + μ·S is then that a quadratic form in (e, d, r, w) is non-negative wherever
-‖d‖ ≤ ‖r‖ and ‖w‖² ≤ (τ²/16)‖r‖² + S, for which multipliers λ and μ are given.
+The claim Φ⁺ ≤ Φ − c‖∇F(x⁺)‖² + αγ²σ² + μ·S then says that a quadratic form in (e, d, r, w) is non-negative wherever
+‖d‖ ≤ ‖r‖ and ‖w‖² ≤ (τ²/16)‖r‖² + S. Multipliers λ and μ of these two conditions prove it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MULTIPLIERS = {
 
 
 def slack(regime: Regime, decrease: sp.Expr, variance: sp.Expr = ZERO) -> sp.Expr:
-    """What is left of −(Φ⁺ − Φ + c‖∇F‖² + v‖e‖² − αγ²σ² − μS) after the multipliers took their part."""
+    """Return −(Φ⁺ − Φ + c‖∇F‖² + v‖e‖² − αγ²σ² − μS) minus the conditions times their multipliers."""
     alpha, gamma = sp.Rational(regime.alpha), sp.Rational(regime.gain) / tau
     residual = w if regime.inexact_ratio is not None else ZERO
     smooth = d * r / 2 + r**2 / 4 - d**2 / 4
@@ -50,7 +50,10 @@ def slack(regime: Regime, decrease: sp.Expr, variance: sp.Expr = ZERO) -> sp.Exp
 
 
 def assert_nonnegative_beyond(expression: sp.Expr, lowest: sp.Expr, symbol: sp.Symbol = tau) -> None:
-    """A rational function of τ is ≥ 0 for all τ ≥ lowest: as a polynomial in u = τ − lowest, or by counting roots."""
+    """Assert that a rational function of τ is ≥ 0 for all τ ≥ lowest.
+
+    In u = τ − lowest, numerator and denominator have non-negative coefficients, or have no positive roots.
+    """
     numerator, denominator = sp.fraction(sp.together(expression.subs(symbol, u + lowest)))
     for part, strict in ((numerator, False), (denominator, True)):
         polynomial = sp.Poly(sp.expand(part), u)
@@ -70,7 +73,7 @@ def _order_at_zero(polynomial: sp.Poly) -> int:
 
 
 def assert_psd(form: sp.Expr, variables: list[sp.Symbol], lowest: sp.Expr) -> None:
-    """All principal minors are non-negative for every τ ≥ lowest."""
+    """Assert that all principal minors are non-negative for every τ ≥ lowest."""
     matrix = sp.hessian(sp.expand(form), variables) / 2
     for size in range(1, len(variables) + 1):
         for rows in itertools.combinations(range(len(variables)), size):
@@ -78,7 +81,7 @@ def assert_psd(form: sp.Expr, variables: list[sp.Symbol], lowest: sp.Expr) -> No
 
 
 @pytest.mark.parametrize("name", MULTIPLIERS)
-def test_sharpened_regimes_have_a_certificate(name: str) -> None:
+def test_descent_of_the_sharper_regimes_is_proved(name: str) -> None:
     regime = REGIMES[name]
     variables = [e, d, r] if regime.inexact_ratio is None else [e, d, r, w]
     decrease = sp.Rational(regime.descent) / tau
@@ -89,8 +92,8 @@ def test_sharpened_regimes_have_a_certificate(name: str) -> None:
         assert sp.simplify(mu / decrease) == regime.inexact_ratio
 
 
-def test_a_certificate_can_fail() -> None:
-    """The check has teeth: a tenth more descent, or a smaller M, is not proved by it."""
+def test_proof_fails_for_false_claims() -> None:
+    """A tenth more descent, or a smaller M, is not proved."""
     regime = REGIMES["convex"]
     more = sp.Rational(11, 10) * sp.Rational(regime.descent) / tau
     with pytest.raises(AssertionError):
@@ -100,7 +103,7 @@ def test_a_certificate_can_fail() -> None:
 
 
 def test_variance_reduction_of_the_convex_regime() -> None:
-    """Half of the descent is left when Φ also falls by the momentum error."""
+    """Φ also falls by the momentum error if c is halved."""
     regime = REGIMES["convex"]
     assert regime.variance_descent is not None
     variance = sp.Rational(regime.variance_descent) / tau
@@ -108,8 +111,8 @@ def test_variance_reduction_of_the_convex_regime() -> None:
 
 
 @pytest.mark.parametrize("name", ["paper", "paper_refined", "paper_inexact"])
-def test_rows_of_the_paper_are_rederived(name: str) -> None:
-    """Its chain of inequalities, with the errors mended: N = τ − 1, H = N/4 − α/γ, and N² ≤ τ² + 1."""
+def test_constants_of_the_paper_are_rederived(name: str) -> None:
+    """The chain of inequalities of the paper, with its errors corrected: N = τ − 1, H = N/4 − α/γ, and N² ≤ τ² + 1."""
     regime = REGIMES[name]
     gain, alpha = sp.nsimplify(regime.gain**2) ** sp.Rational(1, 2), sp.nsimplify(regime.alpha**2) ** sp.Rational(1, 2)
     n = tau - 1
@@ -128,12 +131,12 @@ def test_rows_of_the_paper_are_rederived(name: str) -> None:
     left_over = alpha * gain - 1 - kept / 8
     assert sp.simplify(left_over) >= 0
     if name == "paper":
-        assert regime.variance_descent == float(alpha * gain - 1)  # all of ∇F's share given to Δ
+        assert regime.variance_descent == float(alpha * gain - 1)  # with the whole share of ∇F given to Δ
     if name == "paper_refined":
         assert regime.variance_descent == pytest.approx(float(left_over), rel=1e-15)
     if name == "paper_inexact":
         assert regime.inexact_ratio is not None
-        assert kept / share <= regime.inexact_ratio  # what S adds over what ∇F takes; 4, relaxed to 8 in the paper
+        assert kept / share <= regime.inexact_ratio  # the factor of S over that of ∇F: 4, relaxed to 8 in the paper
     # relaxations: c ≥ descent/M and 1/N² ≤ 2/M² for τ ≥ 4
     assert_nonnegative_beyond(2 * tau * n - tau**2 - 1, sp.Integer(4))
     assert_nonnegative_beyond(2 * n**2 - tau**2, sp.Integer(4))
@@ -142,7 +145,7 @@ def test_rows_of_the_paper_are_rederived(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_the_rate_bounds_the_guarantee_at_the_best_M(name: str) -> None:
+def test_rate_bounds_the_guarantee_at_the_best_M(name: str) -> None:
     """With K = Φ₀ = L = 1 the guarantee at M* is a function of σ alone; it must stay below A·σ + B."""
     regime = REGIMES[name]
     closest = math.inf
@@ -153,14 +156,14 @@ def test_the_rate_bounds_the_guarantee_at_the_best_M(name: str) -> None:
         allowed = regime.rate * sigma + regime.remainder
         assert bound <= allowed * (1 + 1e-12)
         closest = min(closest, allowed / bound)
-    assert closest < 2.5  # and is not far above it
+    assert closest < 2.5  # the rate is not far above the guarantee
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_no_other_M_of_the_sharpened_regimes_is_better(name: str) -> None:
+def test_no_other_M_of_the_sharper_regimes_is_better(name: str) -> None:
     regime = REGIMES[name]
     if regime.shifted:
-        return  # the paper adds where the best M takes the maximum
+        return  # the paper takes a sum where the best M is a maximum
     for sigma in (0.01, 1.0, 30.0):
         best = regime.best_M(1.0, sigma**2, 1.0, 1)
 

@@ -1,4 +1,4 @@
-"""Plans: the formulas of the theorems, their errors, and that plans keep what they promise."""
+"""Plans: the formulas of the theorems, errors in their arguments, and guarantees that hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxmo.theory import REGIMES
 KNOWN = {"smoothness": 2.0, "noise_variance": 9.0, "initial_gap": 3.0}
 
 
-def test_the_seven_regimes() -> None:
+def test_names_of_the_regimes() -> None:
     assert list(REGIMES) == [
         "paper", "paper_refined", "paper_inexact", "convex", "monotone", "convex_inexact", "monotone_inexact",
     ]  # fmt: skip
@@ -31,14 +31,14 @@ def test_the_seven_regimes() -> None:
         ("monotone_inexact", 32, 32),
     ],
 )
-def test_rates_of_the_literature(name: str, rate: float, remainder: float) -> None:
-    """A and B as they are stated in the theorems; in the table they follow from the other constants."""
+def test_rates_are_those_of_the_theorems(name: str, rate: float, remainder: float) -> None:
+    """A and B as the theorems state them; the table derives them from the other constants."""
     assert REGIMES[name].rate == pytest.approx(rate, rel=1e-14)
     assert REGIMES[name].remainder == pytest.approx(remainder, rel=1e-14)
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_a_plan_for_a_horizon(name: str) -> None:
+def test_plan_for_a_horizon(name: str) -> None:
     plan = theory.plan(name, **KNOWN, horizon=5000)
     row = REGIMES[name]
     assert plan.horizon == 5000
@@ -60,7 +60,7 @@ def test_a_plan_for_a_horizon(name: str) -> None:
 @pytest.mark.parametrize("name", REGIMES)
 @pytest.mark.parametrize("target", [10.0, 0.1, 1e-3])
 @pytest.mark.parametrize("variance", [0.0, 9.0])
-def test_a_plan_for_a_target_is_the_shortest_that_the_bound_allows(name: str, target: float, variance: float) -> None:
+def test_plan_for_a_target_is_the_shortest_that_the_bound_allows(name: str, target: float, variance: float) -> None:
     plan = theory.plan(name, smoothness=2.0, noise_variance=variance, initial_gap=3.0, target=target)
     assert plan.guarantee <= target * (1 + 1e-12)
     row = REGIMES[name]
@@ -76,8 +76,8 @@ def test_a_plan_for_a_target_is_the_shortest_that_the_bound_allows(name: str, ta
         assert plan.inexactness == theory.inexactness_budget(target, name)
 
 
-def test_known_horizons() -> None:
-    """L = 1, σ² = 25, Φ₀ = 10, ε = 0.1: the sharpened constants need two thousand times fewer steps."""
+def test_horizons_for_a_target() -> None:
+    """For L = 1, σ² = 25, Φ₀ = 10, ε = 0.1, the sharper constants need 1/2000 of the steps."""
 
     def horizon(name: str) -> int:
         gap = 10.0 - REGIMES[name].alpha * 25.0 / 100
@@ -87,7 +87,7 @@ def test_known_horizons() -> None:
     assert horizon("convex") == pytest.approx(8.0e5, rel=0.01)
 
 
-def test_the_three_starts() -> None:
+def test_initial_potential_of_each_start() -> None:
     known = {"smoothness": 2.0, "noise_variance": 9.0, "initial_gap": 3.0}
     assert theory.initial_potential("convex", **known) == 3 + 0.5 / 2 * 9
     assert theory.initial_potential("convex", **known, batch=3) == 3 + 0.5 / 2 * 3
@@ -95,7 +95,7 @@ def test_the_three_starts() -> None:
     assert theory.initial_potential("convex", **known, initial="penalty", gradient_norm=8.0) == 3 + 0.5 / 2 * 8
 
 
-def test_the_initial_batch_frees_the_start_from_the_noise() -> None:
+def test_initial_batch_bounds_the_initial_potential_whatever_the_noise() -> None:
     for variance in (0.0, 0.5, 9.0, 1234.5):
         batch = theory.initial_batch(2.0, variance, 3.0)
         for name, row in REGIMES.items():
@@ -103,13 +103,13 @@ def test_the_initial_batch_frees_the_start_from_the_noise() -> None:
             assert phi0 <= (1 + row.alpha) * 3.0 * (1 + 1e-12)
 
 
-def test_without_noise_the_step_is_the_longest_allowed() -> None:
+def test_without_noise_lr_is_the_largest_allowed() -> None:
     plan = theory.plan(smoothness=2.0, noise_variance=0.0, initial_gap=3.0, horizon=100)
     assert plan.M == 4.0
     assert plan.momentum == 0.0
 
 
-def test_at_the_optimum_there_is_nothing_to_do() -> None:
+def test_plan_at_the_optimum_is_one_step() -> None:
     plan = theory.plan(smoothness=1.0, noise_variance=0.0, initial_gap=0.0, target=0.1)
     assert plan.guarantee == 0
     assert plan.horizon == 1
@@ -137,13 +137,13 @@ def test_at_the_optimum_there_is_nothing_to_do() -> None:
         ({"batch": 0}, "batch must be an integer >= 1, got 0"),
     ],
 )
-def test_bad_plans(changes: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         theory.plan(**{**KNOWN, **changes})
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_an_M_below_the_floor_is_refused_with_its_theorem(name: str) -> None:
+def test_M_below_the_floor_is_refused_with_the_name_of_the_theorem(name: str) -> None:
     row = REGIMES[name]
     known = {"smoothness": 2.0, "noise_variance": 9.0, "phi0": 3.0, "horizon": 10}
     assert theory.guarantee(2 * row.floor, name, **known) > 0
@@ -154,7 +154,7 @@ def test_an_M_below_the_floor_is_refused_with_its_theorem(name: str) -> None:
     assert row.gamma(2 * row.floor, 2.0) == pytest.approx(1.0, abs=0.01)
 
 
-def test_what_a_regime_does_not_prove_is_refused() -> None:
+def test_bounds_that_a_regime_does_not_prove_are_refused() -> None:
     known = {"smoothness": 1.0, "noise_variance": 1.0, "phi0": 1.0, "horizon": 10}
     with pytest.raises(ValueError, match="inexactness must be 0 in regime 'convex'"):
         theory.guarantee(10.0, "convex", **known, inexactness=0.1)
@@ -164,8 +164,8 @@ def test_what_a_regime_does_not_prove_is_refused() -> None:
         theory.inexactness_budget(0.1, "convex")
 
 
-def test_inner_steps_reach_the_criterion() -> None:
-    """Gradient descent with step 1/(L_ψ+M) on the worst quadratic ψ in one dimension, from x_k."""
+def test_inner_steps_satisfy_the_criterion() -> None:
+    """Gradient descent with step 1/(L_ψ+M), from x_k, on quadratic ψ in one dimension."""
     for smooth_psi, M in ((0.0, 1.0), (9.0, 1.0), (1e3, 10.0), (3.0, 100.0)):
         steps = theory.inner_steps(smooth_psi, M)
         for curvature in (0.0, smooth_psi / 100, smooth_psi):  # Ω' = slope·x − 1 from x = 0
@@ -176,7 +176,7 @@ def test_inner_steps_reach_the_criterion() -> None:
             assert (slope * x - 1) ** 2 <= M**2 / 16 * x**2 * (1 + 1e-9)
 
 
-def test_the_increasing_schedule() -> None:
+def test_increasing_schedule() -> None:
     schedule = theory.IncreasingSchedule(smoothness=2.0, noise_variance=9.0, phi0=3.0, growth=1.0)
     for k in (0, 1, 50, 10_000):
         M = max(math.sqrt((k + 1) * 2 * 9 / 3), 8.0)

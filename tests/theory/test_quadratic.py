@@ -1,4 +1,4 @@
-"""The formulas against independent computations."""
+"""Closed forms on the quadratic against independent computations."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from proxmo import theory
 def test_floor_is_the_fixed_point_of_the_second_moments(
     L: float, a: float, variance: float, excess: float, gamma: float
 ) -> None:
-    """(x, m) follows a linear recursion; its stationary covariance solves a Lyapunov equation."""
+    """(x, m) follows a linear recursion whose stationary covariance solves a Lyapunov equation."""
     M = L / 2 + excess
-    # m⁺ = (1−γ)m + γ(Lx + ξ), x⁺ = (Mx − m⁺)/(M + a), in one dimension with noise of the whole variance
+    # m⁺ = (1−γ)m + γ(Lx + ξ), x⁺ = (Mx − m⁺)/(M + a), in one dimension, where ξ has the total variance
     new_m = np.array([gamma * L, 1 - gamma])
     new_x = (np.array([M, 0.0]) - new_m) / (M + a)
     move = np.stack([new_x, new_m])
@@ -32,7 +32,7 @@ def test_floor_is_the_fixed_point_of_the_second_moments(
     assert theory.quadratic_floor(L, a, variance, M=M, gamma=gamma) == pytest.approx(expected, rel=1e-6)
 
 
-def test_vanilla_floor() -> None:
+def test_floor_without_momentum() -> None:
     for M in (1.0, 10.0, 1e4):
         assert theory.quadratic_floor(1.0, 1e4, 25.0, M=M) == pytest.approx((1 + 1e4) * 25 / (2 * M + 1e4 - 1))
 
@@ -48,7 +48,7 @@ def test_vanilla_floor() -> None:
         ({"gamma": 1.1}, r"gamma must be a number in \(0, 1\], got 1.1"),
     ],
 )
-def test_bad_arguments(arguments: dict[str, float], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, float], message: str) -> None:
     good = {"smoothness": 1.0, "curvature": 1.0, "noise_variance": 1.0, "M": 10.0, "gamma": 0.5}
     with pytest.raises(ValueError, match=message):
         theory.quadratic_floor(**{**good, **arguments})

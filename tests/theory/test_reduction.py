@@ -1,4 +1,4 @@
-"""Plans of the variance-reduced methods: their formulas, the inequalities behind them, and their arguments."""
+"""Plans of the variance-reduced methods: formulas, the inequalities behind them, and arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxmo import theory
 from proxmo.experiments.problems import RobustRegression
 
 
-def test_spiderboost_is_the_rule_of_its_paper() -> None:
+def test_spiderboost_plan_is_that_of_its_paper() -> None:
     """η = 1/(2L), |S| = q = √n."""
     plan = theory.spiderboost_plan(smoothness=4.0, initial_gap=3.0, horizon=100, large_batch=400, noise_variance=2.0)
     assert plan == (1 / 8, 20, 20, 400, 40 * 4 * 3 / 100 + 12 * 2 / 400)
@@ -23,7 +23,7 @@ def test_spiderboost_is_the_rule_of_its_paper() -> None:
         assert found.period == found.batch == root
 
 
-def test_hybrid_is_the_rule_of_its_paper() -> None:
+def test_hybrid_plan_is_that_of_its_paper() -> None:
     """β = 1 − 1/√(b̃(m + 1)), with m + 1 = K steps."""
     plan = theory.hybrid_plan(smoothness=4.0, noise_variance=2.0, initial_gap=3.0, horizon=1000, initial_batch=40)
     assert plan.momentum == pytest.approx(1 - 1 / 200)
@@ -37,14 +37,14 @@ def test_hybrid_is_the_rule_of_its_paper() -> None:
         assert 0 < found.averaging <= 1
 
 
-def test_the_rate_of_hybrid() -> None:
-    """K^(−2/3): eight times the steps, four times the accuracy."""
+def test_hybrid_guarantee_falls_as_k_to_the_minus_two_thirds() -> None:
+    """Eight times the steps give four times the accuracy."""
     known = {"smoothness": 1.0, "noise_variance": 1.0, "initial_gap": 1.0}
     one, other = (theory.hybrid_plan(**known, horizon=10**9 * factor).guarantee for factor in (1, 8))
     assert one / other == pytest.approx(4, rel=1e-3)
 
 
-def test_storm_is_the_rule_of_its_paper() -> None:
+def test_storm_schedule_is_that_of_its_paper() -> None:
     schedule = theory.StormSchedule(smoothness=2.0)
     for k in (0, 1, 10, 10**6):
         lr = 4 ** (1 / 3) / 16 / (k + 4) ** (1 / 3)
@@ -55,27 +55,27 @@ def test_storm_is_the_rule_of_its_paper() -> None:
         assert 0 < beta < 1
 
 
-def test_the_descent_of_one_step() -> None:
-    """F⁺ − F ≤ γ<−e, r> − (γ/η − Lγ²/2)r² is at most (γη/2)e² − (γ/2η)(1 − γLη)r²: a perfect square apart."""
+def test_descent_of_one_step() -> None:
+    """F⁺ − F ≤ γ<−e, r> − (γ/η − Lγ²/2)r² is at most (γη/2)e² − (γ/2η)(1 − γLη)r²: they differ by a square."""
     gamma, eta, L, e, r = sympy.symbols("gamma eta L e r", positive=True)
     worst = gamma * e * r - (gamma / eta - L * gamma**2 / 2) * r**2  # <−e, r> is at most |e||r|
     claimed = gamma * eta / 2 * e**2 - gamma / (2 * eta) * (1 - gamma * L * eta) * r**2
     assert sympy.simplify(claimed - worst - gamma / (2 * eta) * (eta * e - r) ** 2) == 0
 
 
-def test_the_constants_add_up() -> None:
+def test_inequalities_give_the_constants_of_the_guarantees() -> None:
     """With η = 1/(2L): Σ‖G‖² ≤ 2Σr²/η² + 2Σe², Σe² ≤ L²Σr² + noise and the descent give 40·L·F₀/γ + 12·noise."""
     gamma, L, gap, noise, R = sympy.symbols("gamma L gap noise R", positive=True)
     eta = 1 / (2 * L)
     errors = L**2 * R + noise
-    # at least this is left of the descent when γ ≤ 1: (γ/2η)(1 − γ/2) ≥ γL/2
-    left = gamma * L / 2 * R - gamma * eta / 2 * errors
-    (moves,) = sympy.solve(left - gap, R)
+    # a lower bound on the descent for γ ≤ 1, since (γ/2η)(1 − γ/2) ≥ γL/2
+    descent = gamma * L / 2 * R - gamma * eta / 2 * errors
+    (moves,) = sympy.solve(descent - gap, R)
     total = (2 * R / eta**2 + 2 * errors).subs(R, moves)
     assert sympy.simplify(total - (40 * L / gamma * gap + 12 * noise)) == 0
 
 
-def test_the_error_of_the_hybrid_estimate_by_simulation() -> None:
+def test_simulated_error_of_the_hybrid_estimate_satisfies_its_bound() -> None:
     """E‖e⁺‖² ≤ β²E‖e‖² + β²L²·‖x⁺ − x‖² + (1 − β)²σ², with the mean-square L of the problem."""
     problem = RobustRegression("error", "l1", batch=1)
     runs, beta = 20_000, 0.7
@@ -91,7 +91,7 @@ def test_the_error_of_the_hybrid_estimate_by_simulation() -> None:
     found = (moved - problem.full_gradient(y)).square().flatten(1).sum(1).mean()
     change = beta**2 * problem.mean_square_smoothness**2 * (y - x).square().sum()
     assert found <= beta**2 * error + change + (1 - beta) ** 2 * problem.noise_variance
-    assert found >= beta**2 * error  # the bound is not empty
+    assert found >= beta**2 * error  # the bound is not vacuous
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_the_error_of_the_hybrid_estimate_by_simulation() -> None:
         (lambda: theory.StormSchedule(smoothness=math.inf), "smoothness must be a finite number > 0"),
     ],
 )
-def test_bad_arguments(call: Any, message: str) -> None:
+def test_invalid_arguments_are_refused(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_plans_fit_their_optimizers() -> None:
+def test_plans_are_arguments_of_their_optimizers() -> None:
     x = [torch.zeros(2, requires_grad=True)]
     spider = theory.spiderboost_plan(smoothness=1.0, initial_gap=1.0, horizon=10, large_batch=100)
     hybrid = theory.hybrid_plan(smoothness=1.0, noise_variance=1.0, initial_gap=1.0, horizon=10)

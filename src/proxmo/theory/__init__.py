@@ -1,13 +1,13 @@
-"""What theory says about lr and momentum: pure functions of floats, constants in, guarantees out.
+"""What theory says about lr and momentum: pure functions that map constants of a problem to guarantees.
 
-Here as in the paper M = 1/lr and γ = 1 − momentum; L is the smoothness of f, σ² the total variance E‖g − ∇f‖² of its
+As in the paper, M = 1/lr and γ = 1 − momentum; L is the smoothness of f, σ² the total variance E‖g − ∇f‖² of its
 gradients, F₀ = F(x₀) − F*. A regime is a proof that each step lowers a potential Φ = F − F* + (α/L)·E‖m − ∇f‖²:
 
-    Φ⁺ ≤ Φ − c·E‖∇F(x⁺)‖² + (α/L)·γ²σ²  (+ an error where the prox is inexact),
+    Φ⁺ ≤ Φ − c·E‖∇F(x⁺)‖² + (α/L)·γ²σ²  (+ an error where the prox is inexact).
 
-and everything else here follows from its constants: summed over K steps, the mean of E‖∇F‖² is at most
-(Φ₀/K + (α/L)·γ²σ²)/c. `docs/theory.md` has the table, the proofs in short and the errata of the paper; the tests prove
-the table with computer algebra.
+Everything else follows from its constants: summed over K steps, the mean of E‖∇F‖² is at most (Φ₀/K + (α/L)·γ²σ²)/c.
+`docs/theory.md` has the table of regimes, sketches of the proofs and the errata of the paper; the tests prove the table
+with computer algebra.
 """
 
 from proxmo.theory.plans import (

@@ -14,7 +14,7 @@ DEFAULT_HORIZON = 10_000
 
 
 class Rates(NamedTuple):
-    """The step size and the momentum of one iteration.
+    """The step size and the momentum of one step.
 
     >>> Rates(lr=0.1, momentum=0.9)
     Rates(lr=0.1, momentum=0.9)
@@ -26,16 +26,16 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What to set and what it promises; also a schedule of constant `Rates`.
+    """The lr and momentum to use, and what they guarantee; also a schedule of constant `Rates`.
 
     Attributes:
-        regime: the proof it rests on.
+        regime: the name of the proof behind the guarantee.
         lr, momentum: for the optimizer; M = 1/lr and gamma = 1 − momentum.
         phi0: Φ₀, the potential at the start.
         horizon: K, the number of steps.
         guarantee: the bound on E‖∇F‖² at an iterate drawn uniformly from x₁ … x_K.
         variance_guarantee: the bound on E‖m − ∇f‖² at such an iterate, where the regime has one.
-        inexactness: the squared prox error S in each step that the guarantee counts in; ``None`` if it counts none.
+        inexactness: the squared prox error S per step that the guarantee includes; ``None`` if it includes none.
 
     >>> found = plan(smoothness=1.0, noise_variance=25.0, initial_gap=10.0, horizon=1000)
     >>> round(found.momentum, 3), found(k=7) == Rates(found.lr, found.momentum)
@@ -54,7 +54,7 @@ class Plan:
     inexactness: float | None
 
     def __call__(self, k: int) -> Rates:
-        """The rates of iteration ``k``: always the same."""
+        """Return the rates of step ``k``: always the same."""
         return Rates(self.lr, self.momentum)
 
 
@@ -69,17 +69,18 @@ def initial_potential(
     penalty: object | None = None,
     gradient_norm: float | None = None,
 ) -> float:
-    """Φ₀ = F₀ + (α/L)·E‖m₀ − ∇f(x₀)‖² for the three ways to start.
+    """Return Φ₀ = F₀ + (α/L)·E‖m₀ − ∇f(x₀)‖² for one of the three ways to start the average.
 
     Args:
         regime: a name in `REGIMES`, for its α.
         smoothness: L > 0.
         noise_variance: σ² ≥ 0.
         initial_gap: F₀ = F(x₀) − F* ≥ 0.
-        initial: ``"gradient"`` for m₀ = g₀, the mean of ``batch`` samples: the error is σ²/batch; ``"zero"`` for
-            m₀ = 0: it is ‖∇f(x₀)‖² ≤ 2L·F₀ if ψ = 0; ``"penalty"`` for m₀ = −∇ψ(x₀): it is ‖∇F(x₀)‖².
-        batch: samples in the first gradient.
-        penalty: ψ, if there is one; ``initial="zero"`` needs none.
+        initial: ``"gradient"`` for m₀ = g₀, the mean of ``batch`` samples, with error E‖m₀ − ∇f(x₀)‖² = σ²/batch;
+            ``"zero"`` for m₀ = 0, with error ‖∇f(x₀)‖² ≤ 2L·F₀ if ψ = 0; ``"penalty"`` for m₀ = −∇ψ(x₀), with error
+            ‖∇F(x₀)‖².
+        batch: the number of samples in the first gradient.
+        penalty: ψ, if any; must be ``None`` with ``initial="zero"``.
         gradient_norm: ‖∇F(x₀)‖², for ``initial="penalty"``.
 
     >>> initial_potential(smoothness=1.0, noise_variance=25.0, initial_gap=10.0)
@@ -94,7 +95,7 @@ def initial_potential(
     if initial == "zero":
         if penalty is not None:
             raise ValueError(
-                "initial='zero' needs ψ = 0: its bound ‖∇f(x₀)‖² ≤ 2L·F₀ on the first momentum error uses that f is F "
+                "initial='zero' needs ψ = 0: its bound ‖∇f(x₀)‖² ≤ 2L·F₀ on the first momentum error assumes f = F "
                 f"(Theorem 1, non-composite case); got penalty {penalty!r}"
             )
         return gap * (1 + 2 * alpha)
@@ -106,7 +107,7 @@ def initial_potential(
 
 
 def initial_batch(smoothness: float, noise_variance: float, initial_gap: float) -> int:
-    """b₀ = ⌈σ²/(L·F₀)⌉: the first mini-batch with which Φ₀ ≤ (1 + α)·F₀, free of σ.
+    """Return b₀ = ⌈σ²/(L·F₀)⌉, the size of a first mini-batch for which Φ₀ ≤ (1 + α)·F₀, whatever σ is.
 
     >>> initial_batch(smoothness=1.0, noise_variance=25.0, initial_gap=10.0)
     3
@@ -126,9 +127,9 @@ def guarantee(
     horizon: int,
     inexactness: float = 0.0,
 ) -> float:
-    """The bound on the mean of E‖∇F(x₁)‖² … E‖∇F(x_K)‖² with a constant M and the γ of the regime.
+    """Return the bound on the mean of E‖∇F(x₁)‖² … E‖∇F(x_K)‖² for a constant M and the γ of the regime.
 
-    (Φ₀/K + (α/L)·γ²σ²)/c + ratio·S, with S the mean squared prox error where the regime allows one.
+    It is (Φ₀/K + (α/L)·γ²σ²)/c + ratio·S, where S is the mean squared prox error if the regime allows one.
 
     Args:
         M: 1/lr, at least the regime's floor·L.
@@ -156,9 +157,10 @@ def guarantee(
 def variance_guarantee(
     M: float, regime: str = "convex", *, smoothness: float, noise_variance: float, phi0: float, horizon: int
 ) -> float:
-    """The bound on the mean of E‖m_k − ∇f(x_k)‖² over K steps: momentum reduces the variance at the rate of ‖∇F‖².
+    """Return the bound on the mean of E‖m_k − ∇f(x_k)‖² over K steps: it falls at the rate of ‖∇F‖².
 
-    (Φ₀/K + (α/L)·γ²σ²)·N/v. Arguments as for `guarantee`, for the regimes that prove one.
+    It is (Φ₀/K + (α/L)·γ²σ²)·N/v, with v the regime's ``variance_descent``. Arguments as for `guarantee`, for the
+    regimes that prove such a bound.
 
     >>> variance_guarantee(16.0, smoothness=1.0, noise_variance=16.0, phi0=10.0, horizon=160)
     6.0
@@ -186,11 +188,11 @@ def plan(
     penalty: object | None = None,
     gradient_norm: float | None = None,
 ) -> Plan:
-    """The lr and momentum that theory gives for a horizon, or for a target accuracy, and what they guarantee.
+    """Return the lr and momentum that theory gives for a horizon or a target accuracy, and their guarantee.
 
-    At the best M the guarantee is at most A·√(L·Φ₀·σ²/K) + B·L·Φ₀/K; for a target ε the horizon is the smallest K for
-    which that is ≤ ε, or ≤ ε/2 in inexact regimes, where the other half is left to prox errors S = ε/(2·ratio). For a
-    horizon the guarantee is that of an exact prox; in inexact regimes a mean error S adds ratio·S.
+    At the best M the guarantee is at most A·√(L·Φ₀·σ²/K) + B·L·Φ₀/K. For a target ε the horizon is the smallest K for
+    which that is ≤ ε, or ≤ ε/2 in inexact regimes, where the other half allows for prox errors S = ε/(2·ratio). For a
+    horizon the guarantee assumes an exact prox; in inexact regimes a mean error S adds ratio·S.
 
     Args:
         regime: a name in `REGIMES`.
@@ -198,8 +200,8 @@ def plan(
         noise_variance: σ² ≥ 0, the total variance of a gradient sample.
         initial_gap: F₀ = F(x₀) − F* ≥ 0, or a bound on it.
         horizon: K ≥ 1; 10 000 if neither this nor ``target`` is given.
-        target: ε > 0 for the mean of E‖∇F‖²; then the horizon follows.
-        initial: how the average starts, see `initial_potential`; so ``batch``, ``penalty`` and ``gradient_norm``.
+        target: ε > 0 for the mean of E‖∇F‖²; determines the horizon.
+        initial: how the average starts; see `initial_potential`, also for ``batch``, ``penalty`` and ``gradient_norm``.
 
     >>> found = plan(smoothness=1.0, noise_variance=25.0, initial_gap=10.0, target=0.1)
     >>> found.horizon, round(found.lr, 6), round(found.momentum, 4), round(found.guarantee, 4)
@@ -231,9 +233,9 @@ def plan(
         needed = root * root
         if not math.isfinite(needed):
             raise ValueError(f"target must be large enough for a finite horizon, got {target!r}")
-        horizon = max(math.ceil(needed * (1 - 1e-12)), 1)  # a rounding error above an integer is not another step
+        horizon = max(math.ceil(needed * (1 - 1e-12)), 1)  # no extra step for a rounding error above an integer
     if phi0 == 0 and noise_variance:
-        raise ValueError("initial_gap must be > 0 where there is noise: a start without error allows no step; got 0")
+        raise ValueError("initial_gap must be > 0 where there is noise: with Φ₀ = 0 the best step size is 0; got 0")
     horizon = DEFAULT_HORIZON if horizon is None else steps(horizon)
     M = row.best_M(smoothness, noise_variance, phi0, horizon)
     gamma = row.gamma(M, smoothness)
@@ -255,7 +257,7 @@ def plan(
 
 
 def inexactness_budget(target: float, regime: str = "convex_inexact") -> float:
-    """S = ε/(2·ratio): the squared prox error per step that costs half of the target ε.
+    """Return S = ε/(2·ratio), the squared prox error per step that uses up half of the target ε.
 
     >>> inexactness_budget(0.16, "paper_inexact")
     0.01
@@ -268,8 +270,9 @@ def inexactness_budget(target: float, regime: str = "convex_inexact") -> float:
 
 
 def inner_steps(penalty_smoothness: float, M: float) -> int:
-    """T = ⌈κ·ln(1 + 4κ)⌉, κ = (L_ψ + M)/M: gradient steps on the subproblem of a convex smooth ψ that make the prox
-    error at most (M²/16)·‖x⁺ − x‖².
+    """Return T = ⌈κ·ln(1 + 4κ)⌉, κ = (L_ψ + M)/M: enough gradient steps on the subproblem of a convex smooth ψ.
+
+    After them the squared prox error is at most (M²/16)·‖x⁺ − x‖².
 
     Args:
         penalty_smoothness: L_ψ ≥ 0.
@@ -285,7 +288,7 @@ def inner_steps(penalty_smoothness: float, M: float) -> int:
 
 @dataclass(frozen=True)
 class IncreasingSchedule:
-    """Corollary 2: M_k grows with k, so that no horizon has to be fixed in advance.
+    """The rates of Corollary 2: M_k grows with k, so that no horizon has to be fixed in advance.
 
     M_k = max(c·√((k+1)·L·σ²/Φ₀), 4L), γ_k = 3L/(M_k − L), and the iterate x_i is drawn with probability ∝ 1/M_{i−1}.
 
@@ -293,7 +296,7 @@ class IncreasingSchedule:
         smoothness: L > 0.
         noise_variance: σ² ≥ 0.
         phi0: Φ₀ > 0 of the regime ``"paper"``.
-        growth: c > 0; 1 in the paper, the default 3^1.5/2 gives a smaller bound.
+        growth: c > 0; the paper has 1, the default 3^1.5/2 gives a smaller bound.
 
     >>> schedule = IncreasingSchedule(smoothness=1.0, noise_variance=25.0, phi0=10.0)
     >>> [round(1 / schedule(k).lr, 1) for k in (0, 9, 99)]
@@ -311,23 +314,23 @@ class IncreasingSchedule:
         checks.nonnegative("noise_variance", self.noise_variance)
 
     def M(self, k: int) -> float:
-        """M_k."""
+        """Return M_k."""
         grown = self.growth * math.sqrt((k + 1) * self.smoothness * self.noise_variance / self.phi0)
         return max(grown, REGIMES["paper"].floor * self.smoothness)
 
     def __call__(self, k: int) -> Rates:
-        """lr = 1/M_k and momentum = 1 − γ_k."""
+        """Return lr = 1/M_k and momentum = 1 − γ_k."""
         M = self.M(k)
         return Rates(1 / M, 1 - REGIMES["paper"].gamma(M, self.smoothness))
 
     def weight(self, i: int) -> float:
-        """The weight 1/M_{i−1} of the iterate x_i, i ≥ 1, in the draw of the output."""
+        """Return the weight 1/M_{i−1} with which the iterate x_i, i ≥ 1, is drawn."""
         if i < 1:
             raise ValueError(f"i must be an integer >= 1, the number of an iterate; got {i!r}")
         return 1 / self.M(i - 1)
 
     def guarantee(self, horizon: int) -> float:
-        """The bound on E‖∇F‖² at the weighted random iterate: (48·Φ₀ + 324·L·σ²·Σ1/M_k²) / Σ1/M_k."""
+        """Return the bound on E‖∇F‖² at the weighted random iterate: (48·Φ₀ + 324·L·σ²·Σ1/M_k²) / Σ1/M_k."""
         row = REGIMES["paper"]
         inverses = [1 / self.M(k) for k in range(steps(horizon))]
         noise = 2 * row.alpha * row.gain**2 * self.smoothness * self.noise_variance
@@ -335,5 +338,5 @@ class IncreasingSchedule:
 
 
 def steps(horizon: int) -> int:
-    """``horizon`` if it is an integer ≥ 1, else an error."""
+    """Return ``horizon``; raise if it is not an integer ≥ 1."""
     return checks.count("horizon", horizon, least=1)

@@ -1,6 +1,7 @@
-"""Closed forms on f = L/2·‖x‖², ψ = a/2·‖x‖² with additive noise, the strongest oracle that the method has.
+"""Closed forms on f = L/2·‖x‖², ψ = a/2·‖x‖² with additive noise, for exact tests of the methods.
 
-There (x, m) follows a linear recursion, so its second moments do too: expectations are known exactly at every step.
+On this problem (x, m) follows a linear recursion, and so do its second moments: expectations are known exactly at every
+step.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from proxmo.theory.plans import Initial, Rates, steps
 def quadratic_floor(
     smoothness: float, curvature: float, noise_variance: float, *, M: float, gamma: float = 1.0
 ) -> float:
-    """The stationary mean of ‖∇F‖² when ProxSGD runs forever on f = L/2·‖x‖², ψ = a/2·‖x‖² with constant M and γ.
+    """Return the stationary mean of ‖∇F‖² of ProxSGD on f = L/2·‖x‖², ψ = a/2·‖x‖² with constant M and γ.
 
-    γ(L+a)σ²((2−γ)M+a) / ((a+γM)((2−γ)(2M+a)−γL)); for γ = 1, the vanilla method, (L+a)σ²/(2M+a−L), which does not
-    go to zero with any M once a is large: the method stalls at the level of the noise.
+    It is γ(L+a)σ²((2−γ)M+a) / ((a+γM)((2−γ)(2M+a)−γL)). For γ = 1, the vanilla method, that is (L+a)σ²/(2M+a−L), close
+    to σ² for every M much smaller than a: the method stalls at the level of the noise.
 
     Args:
         smoothness: L > 0.
         curvature: a ≥ 0, the strength of the penalty.
-        noise_variance: σ² ≥ 0, the total variance E‖g − ∇f‖² of the gradients (of the mini-batch, if there is one).
-        M: 1/lr > L/2, so that the method is stable.
+        noise_variance: σ² ≥ 0, the total variance E‖g − ∇f‖² of the (mini-batch) gradients.
+        M: 1/lr > L/2, for stability.
         gamma: γ = 1 − momentum in (0, 1].
 
     >>> round(quadratic_floor(1.0, 1e4, 25.0, M=10.0), 2)
@@ -43,7 +44,7 @@ def quadratic_floor(
 
 
 class Moments(NamedTuple):
-    """Exact expectations along a run: see `quadratic_moments`."""
+    """Exact expectations along a run; see `quadratic_moments`."""
 
     gradient: list[float]
     """E‖∇F(x_k)‖² for k = 0 … K."""
@@ -66,17 +67,17 @@ def quadratic_moments(
     initial: Initial = "gradient",
     batch: int = 1,
 ) -> Moments:
-    """The exact second moments of ProxSGD on the quadratic, step by step.
+    """Return the exact second moments of ProxSGD on the quadratic, step by step.
 
     Args:
-        rates: lr and momentum of each iteration, a `Plan` for example; step k uses lr of k and momentum of k − 1.
+        rates: lr and momentum of each step, such as a `Plan`; step k uses the lr of k and the momentum of k − 1.
         smoothness: L > 0.
         curvature: a ≥ 0, the strength of the penalty.
         noise_variance: σ² ≥ 0.
         start: ‖x₀‖² ≥ 0.
         horizon: K ≥ 1, the number of steps.
         initial: m₀ = g₀, m₀ = 0 or m₀ = −∇ψ(x₀).
-        batch: samples in the first gradient.
+        batch: the number of samples in the first gradient.
 
     >>> moments = quadratic_moments(
     ...     lambda k: Rates(lr=0.1, momentum=0.9),

@@ -1,13 +1,13 @@
-"""Parameters of the variance-reduced methods, and what they promise.
+"""Parameters of the variance-reduced methods, and their guarantees.
 
-They need more of f than momentum does: L must bound the samples in mean square, E‖∇f(x; ξ) − ∇f(y; ξ)‖² ≤ L²‖x − y‖².
-Promises are about the prox-gradient mapping G of step size lr, for a convex ψ. With r = x̂ − x the move of the prox, e
-the error of the estimate, lr = η = 1/(2L) and averaging γ, one step gives
+They assume more of f than momentum does: samples are L-smooth in mean square, E‖∇f(x; ξ) − ∇f(y; ξ)‖² ≤ L²‖x − y‖².
+The guarantees bound the prox-gradient mapping G with step size lr, for a convex ψ. With r = x̂ − x the move of the prox,
+e the error of the gradient estimate, lr = η = 1/(2L) and averaging γ, one step gives
 
     F⁺ ≤ F + (γη/2)·‖e‖² − (γ/2η)(1 − γLη)·‖r‖²  and  ‖G‖² ≤ 2·‖r‖²/η² + 2·‖e‖²,
 
-and the errors are bounded by the moves: Σ‖e‖² ≤ L²·Σ‖r‖² + noise, if batch ≥ period in SpiderBoost, or γ² ≤ 2·(1 − β)
-in hybrid SGD. Adding up, (γL/4)·Σ‖r‖² ≤ F₀ + (γη/2)·noise, and so Σ‖G‖² ≤ (40·L/γ)·F₀ + 12·noise, in expectation.
+and the moves bound the errors: Σ‖e‖² ≤ L²·Σ‖r‖² + noise, if batch ≥ period in SpiderBoost, or γ² ≤ 2·(1 − β) in hybrid
+SGD. Summed over the steps, (γL/4)·Σ‖r‖² ≤ F₀ + (γη/2)·noise, and so Σ‖G‖² ≤ (40·L/γ)·F₀ + 12·noise, in expectation.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from proxmo.theory.plans import Rates, steps
 
 
 class SpiderBoostPlan(NamedTuple):
-    """What to set for `ProxSpiderBoost`, and the bound on the mean of E‖G‖² over x₀ … x_{K−1}."""
+    """Settings for `ProxSpiderBoost`, and the bound on the mean of E‖G‖² over x₀ … x_{K−1}."""
 
     lr: float
     period: int
     batch: int
-    """Samples in the closure of most steps."""
+    """The number of samples in the closure, except at the start of a period."""
     large_batch: int
-    """Samples in the closure that begins a period."""
+    """The number of samples in the closure at the start of a period."""
     guarantee: float
 
 
 def spiderboost_plan(
     *, smoothness: float, initial_gap: float, horizon: int, large_batch: int, noise_variance: float = 0.0
 ) -> SpiderBoostPlan:
-    """lr = 1/(2L), period and batch ⌈√B⌉: the mean of E‖G‖² is at most 40·L·F₀/K + 12·σ²/B.
+    """Return a plan with lr = 1/(2L), period and batch ⌈√B⌉: the mean of E‖G‖² is at most 40·L·F₀/K + 12·σ²/B.
 
     Args:
         smoothness: L > 0 in mean square.
         initial_gap: F₀ ≥ 0.
         horizon: K ≥ 1 steps.
-        large_batch: B, the size of the large batch: all n samples, or as many as are drawn.
-        noise_variance: σ² of one sample, if the large batch is drawn; 0 if it is all data.
+        large_batch: B, the size of the large batch: all n samples, or a random batch.
+        noise_variance: σ² of one sample if the large batch is random; 0 if it is all data.
 
     >>> spiderboost_plan(smoothness=2.0, initial_gap=1.0, horizon=1000, large_batch=10_000)
     SpiderBoostPlan(lr=0.25, period=100, batch=100, large_batch=10000, guarantee=0.08)
@@ -57,13 +57,13 @@ def spiderboost_plan(
 
 
 class HybridPlan(NamedTuple):
-    """What to set for `ProxHybridSGD`, and the bound on the mean of E‖G‖² over x₀ … x_{K−1}."""
+    """Settings for `ProxHybridSGD`, and the bound on the mean of E‖G‖² over x₀ … x_{K−1}."""
 
     lr: float
     momentum: float
     averaging: float
     initial_batch: int
-    """Samples in the closure of the first step."""
+    """The number of samples in the closure of the first step."""
     guarantee: float
 
 
@@ -75,14 +75,16 @@ def hybrid_plan(
     horizon: int,
     initial_batch: int | None = None,
 ) -> HybridPlan:
-    """lr = 1/(2L), momentum 1 − 1/√(bK), averaging γ = min(1, √2/(bK)^¼): at most 40·L·F₀/(γK) + 24·σ²/√(bK).
+    """Return a plan with lr = 1/(2L), momentum 1 − 1/√(bK) and averaging γ = min(1, √2/(bK)^¼).
+
+    The mean of E‖G‖² is at most 40·L·F₀/(γK) + 24·σ²/√(bK).
 
     Args:
         smoothness: L > 0 in mean square.
         noise_variance: σ² ≥ 0 of one sample.
         initial_gap: F₀ ≥ 0.
         horizon: K ≥ 1 steps.
-        initial_batch: b, the samples of the first step; ⌈K^⅓⌉ by default, which gives the rate K^(−2/3).
+        initial_batch: b, the number of samples in the first step; ⌈K^⅓⌉ by default, for the rate K^(−2/3).
 
     >>> found = hybrid_plan(smoothness=1.0, noise_variance=4.0, initial_gap=1.0, horizon=1000)
     >>> found.initial_batch, round(found.momentum, 3), round(found.averaging, 3), round(found.guarantee, 2)
@@ -100,17 +102,17 @@ def hybrid_plan(
 
 
 def _cube_root(K: int) -> int:
-    """⌈K^⅓⌉, without the rounding errors of powers."""
+    """Return ⌈K^⅓⌉, free of the rounding errors of powers."""
     root = round(math.pow(K, 1 / 3))
     return root if root**3 >= K else root + 1
 
 
 @dataclass(frozen=True)
 class StormSchedule:
-    """PStorm's rates for `ProxSTORM`, as a schedule for `RateScheduler`; no horizon, no noise level.
+    """PStorm's rates for `ProxSTORM`, as a schedule for `RateScheduler`; needs neither horizon nor noise level.
 
     lr_k = (4^⅓/8L)/(k + 4)^⅓ and momentum 1 − β_k with β_k = (1 + 24·lr_k²L² − lr_{k+1}/lr_k)/(1 + 4·lr_k²L²), which
-    weighs the gradient that arrives at step k + 1.
+    weighs the gradient of step k + 1.
 
     Args:
         smoothness: L > 0 in mean square.
@@ -126,11 +128,11 @@ class StormSchedule:
         checks.more_than(0, "smoothness", self.smoothness)
 
     def lr(self, k: int) -> float:
-        """lr_k."""
+        """Return lr_k."""
         return math.pow(4 / (k + 4), 1 / 3) / (8 * self.smoothness)
 
     def __call__(self, k: int) -> Rates:
-        """lr_k and 1 − β_k."""
+        """Return lr_k and momentum 1 − β_k."""
         lr = self.lr(k)
         scaled = (lr * self.smoothness) ** 2
         beta = (1 + 24 * scaled - self.lr(k + 1) / lr) / (1 + 4 * scaled)

@@ -1,4 +1,4 @@
-"""The seven descent proofs: what each asks for, and the constants that everything else follows from."""
+"""The seven descent proofs: their assumptions, and the constants from which everything else follows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Regime:
-    """The constants of one proof; see `REGIMES`. N stands for M − L in the rows of the paper and for M in the others.
+    """The constants of one proof; see `REGIMES`. N is M − L in the regimes of the paper and M in the others.
 
     >>> REGIMES["convex"].gamma(M=4.0, smoothness=1.0)
     0.5
@@ -17,9 +17,9 @@ class Regime:
 
     name: str
     source: str
-    """Where it is proved."""
+    """Where the proof is."""
     needs: str
-    """What it asks of ψ and of the prox."""
+    """What it assumes about ψ and the prox."""
     floor: float
     """M ≥ floor·L; γ is about 1 there."""
     gain: float
@@ -35,9 +35,9 @@ class Regime:
     shifted: bool
     """Whether N = M − L."""
     variance_descent: float | None = None
-    """In place of ∇F, Φ falls by variance_descent/N times E‖m − ∇f‖²; ``None`` where that is not proved."""
+    """Φ falls by variance_descent/N·E‖m − ∇f‖² in place of c·E‖∇F‖²; ``None`` where that is not proved."""
     inexact_ratio: float | None = None
-    """What the mean squared prox error adds to the mean of E‖∇F‖², per unit; ``None`` where the prox is exact."""
+    """The factor of the mean squared prox error in the bound on E‖∇F‖²; ``None`` if the prox must be exact."""
 
     @property
     def rate(self) -> float:
@@ -45,9 +45,9 @@ class Regime:
         return 2 * self.slope / self.descent
 
     def gamma(self, M: float, smoothness: float) -> float:
-        """γ for this M, or an error if M is not admissible."""
+        """Return γ for this M; raise if M is below the floor."""
         lowest = self.floor * smoothness
-        if lowest * (1 - 1e-12) > M:  # a rounding error below is not a mistake
+        if lowest * (1 - 1e-12) > M:  # allow for a rounding error
             raise ValueError(
                 f"M must be at least {self.floor:g}·smoothness = {lowest:g}, or "
                 f"the descent of {self.source} is not proved; got M = {M!r}"
@@ -55,23 +55,23 @@ class Regime:
         return min(self.gain * smoothness / self.scale(M, smoothness), 1.0)
 
     def decrease(self, M: float, smoothness: float) -> float:
-        """c, by how much Φ falls per unit of E‖∇F‖²."""
+        """Return c: a step lowers Φ by c·E‖∇F‖²."""
         if self.shifted:
             return 2 * self.descent * (M - smoothness) / (M**2 + smoothness**2)
         return self.descent / M
 
     def noise(self, M: float, smoothness: float, noise_variance: float) -> float:
-        """(α/L)·γ²σ², by how much noise raises Φ in a step."""
+        """Return (α/L)·γ²σ²: the noise raises Φ by this in a step."""
         return self.alpha / smoothness * self.gamma(M, smoothness) ** 2 * noise_variance
 
     def best_M(self, smoothness: float, noise_variance: float, phi0: float, horizon: int) -> float:
-        """The M of the guarantee: it balances the start, which fades as M/K, against the noise, which fades as 1/M."""
+        """Return the M of the guarantee, which balances the initial error, ∝ M/K, against the noise, ∝ 1/M."""
         lowest = self.floor * smoothness
         grown = self.slope * math.sqrt(horizon * smoothness * noise_variance / phi0) if phi0 else 0.0
         return lowest + grown if self.shifted else max(lowest, grown)
 
     def scale(self, M: float, smoothness: float) -> float:
-        """N."""
+        """Return N."""
         return M - smoothness if self.shifted else M
 
 
@@ -80,8 +80,8 @@ def _of_paper(name: str, source: str, needs: str, **constants: Any) -> Regime:
 
 
 def _sharpened(name: str, needs: str, *, floor: float, alpha: float, descent: float, **extra: Any) -> Regime:
-    # γ = floor·L/M is 1 at the smallest M. With c = descent/M the bound is M·Φ₀/(c·K) + α·gain²·L·σ²/(c·M), least at
-    # M = √α·gain·√(K·L·σ²/Φ₀), and floor·L·Φ₀/(c·K) remains without noise.
+    # γ = floor·L/M is 1 at the smallest M. With c = descent/M the bound is (M·Φ₀/K + α·gain²·L·σ²/M)/descent, smallest
+    # at M = √α·gain·√(K·L·σ²/Φ₀); without noise floor·L·Φ₀/(descent·K) remains.
     slope = math.sqrt(alpha) * floor
     constants = {"floor": floor, "gain": floor, "alpha": alpha, "descent": descent, "slope": slope}
     return Regime(name, "docs/theory.md", needs, remainder=floor / descent, shifted=False, **constants, **extra)
@@ -116,11 +116,11 @@ REGIMES: dict[str, Regime] = {
         ),
     )
 }  # fmt: skip
-"""The seven descent proofs by name: three of the paper, with its errors mended, and four with sharper constants."""
+"""The seven descent proofs by name: three of the paper, with its errors corrected, and four with sharper constants."""
 
 
 def regime_named(name: str) -> Regime:
-    """The regime of that name, or an error that lists them."""
+    """Return the regime of that name; raise an error that lists all names if there is none."""
     if name not in REGIMES:
         raise ValueError(f"regime must be one of {list(REGIMES)}, got {name!r}")
     return REGIMES[name]
