@@ -38,7 +38,7 @@ def write(folder: Path, name: str, numbers: Any, figure: Figure, columns: tuple[
     Console(width=170).print(table, f"figure, table and numbers are in {folder}", soft_wrap=True)
 
 
-def bars(axes: Any, values: dict[str, float], title: str, orange: str, blue: str) -> None:
+def bars(axes: Any, values: dict[str, float], title: str, orange: str, blue: str | tuple[str, ...]) -> None:
     """Draw horizontal bars, coloured by the endings of their names; other libraries and torch's SGD are grey."""
 
     def colour(name: str) -> str:

@@ -27,7 +27,10 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
         for name, penalty in PENALTIES.items()
         for kind in ("default", "fused")
     },
+    "ℓ1, tensor lr": (ProxSGD, {"penalty": PENALTIES["ℓ1"], "fused": False, "lr": torch.tensor(0.01)}),
+    "ℓ1, nonfinite skip": (ProxSGD, {"penalty": PENALTIES["ℓ1"], "fused": False, "nonfinite": "skip"}),
 }
+EAGER = (", default", ", tensor lr", ", nonfinite skip")
 ROUNDS = 7  # each with new optimizers: the placement of their memory changes short steps by 10%
 
 
@@ -48,6 +51,7 @@ MODELS: dict[str, Callable[[], Shapes]] = {
     "ResNet-18, 11M": resnet18,
     "GPT-2 small, 124M": gpt2_small,
     "1000 tensors of 100": lambda: [(10, 10)] * 1000,
+    "200 tensors of 16 x 16": lambda: [(16, 16)] * 200,
 }
 
 
@@ -58,11 +62,11 @@ def gradients(shapes: Shapes) -> list[Tensor]:
 
 
 def optimizer(grads: list[Tensor], method: Any, **options: Any) -> Any:
-    """Return an optimizer of new parameters with these gradients."""
+    """Return an optimizer of new parameters with these gradients; ``lr`` and ``momentum`` are options too."""
     params = [nn.Parameter(gradient.clone()) for gradient in grads]
     for p, gradient in zip(params, grads, strict=True):
         p.grad = gradient
-    return method(params, lr=0.01, momentum=0.9, **options)
+    return method(params, **{"lr": 0.01, "momentum": 0.9, **options})
 
 
 def _candidates(grads: list[Tensor], seed: int) -> dict[str, Callable[[], object]]:
@@ -88,7 +92,7 @@ def steps(folder: Path, repeats: int, models: dict[str, Callable[[], Shapes]] = 
             numbers[f"{model}, threads: {count}"] = {"seconds": seconds, "ratios": ratios}
         one, two = (numbers[f"{model}, threads: {count}"]["ratios"] for count in (1, 2))
         rows += [(model, name, f"{one[name]:.2f}", f"{two[name]:.2f}") for name in METHODS]
-    figure = Figure(figsize=(10, 3 * len(models) + 0.5), layout="constrained")
+    figure = Figure(figsize=(10, 3.5 * len(models) + 0.5), layout="constrained")
     for axes, (title, found) in zip(figure.subplots(len(models), 2).flat, numbers.items(), strict=True):
-        bars(axes, found["ratios"], f"{title}\nstep time / torch's fused SGD", ", fused", ", default")
+        bars(axes, found["ratios"], f"{title}\nstep time / torch's fused SGD", ", fused", EAGER)
     write(folder, "steps", numbers, figure, ("model", "optimizer", "1 thread", "2 threads"), rows)

@@ -28,13 +28,19 @@ def test_steps_reports_ratios_to_fused_sgd(tmp_path: Path) -> None:
     assert set(found) == {f"{model}, threads: {count}" for model in ("small", "smaller") for count in (1, 2)}
     ratios = found["small, threads: 1"]["ratios"]
     assert ratios["SGD, fused"] == 1
-    assert {"none, fused", "ℓ1, default", "ℓ∞,1, fused"} < set(ratios)
+    assert {"none, fused", "ℓ1, default", "ℓ∞,1, fused", "ℓ1, tensor lr", "ℓ1, nonfinite skip"} < set(ratios)
     assert "| small | SGD, fused | 1.00 | 1.00 |" in (tmp_path / "steps.md").read_text()
+
+
+def test_optimizer_options_override_defaults() -> None:
+    grads = steps.gradients([(2, 3)])
+    lrs = [steps.optimizer(grads, torch.optim.SGD, **options).defaults["lr"] for options in ({}, {"lr": 0.5})]
+    assert lrs == [0.01, 0.5]
 
 
 def test_models_have_the_stated_sizes() -> None:
     sizes = {name: sum(torch.Size(shape).numel() for shape in shapes()) for name, shapes in steps.MODELS.items()}
-    assert list(sizes.values()) == [11_173_962, 124_439_808, 100_000]
+    assert list(sizes.values()) == [11_173_962, 124_439_808, 100_000, 51_200]
 
 
 def test_wrong_and_missing_peers_are_skipped(
