@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import require
 from benchmarks.curves import curves
 from benchmarks.kernels import kernels
 from benchmarks.output import made_with
@@ -35,6 +36,7 @@ def main() -> None:
         parser.error(f"SUITE must be one of {suites}, got {', '.join(sorted(unknown))}")
     if chosen.repeats < 3:
         parser.error(f"--repeats must be at least 3, got {chosen.repeats}")
+    require("numba")
     versions = made_with()
     Console().print(", ".join(f"{name} {version}" for name, version in versions.items()), soft_wrap=True)
     chosen.out.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -114,6 +116,27 @@ def test_command_refuses_wrong_arguments(
     with pytest.raises(SystemExit):
         command.main()
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["benchmarks", "benchmarks.methods", "benchmarks.communication"])
+def test_missing_packages_are_named_without_a_traceback(module: str) -> None:
+    # -S leaves only the standard library
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    root = Path(__file__).parent.parent
+    run = subprocess.run(
+        [sys.executable, "-S", "-m", module], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1
+    assert run.stderr == (
+        "benchmarks need matplotlib, rich, sklearn, threadpoolctl: run pip install 'proxmo[reproduce,fast]'\n"
+    )
+
+
+def test_command_needs_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "steps"])
+    with pytest.raises(SystemExit, match=r"benchmarks need numba: run pip install 'proxmo\[reproduce,fast\]'"):
+        command.main()
 
 
 def test_candidates_take_turns_in_random_order() -> None:
