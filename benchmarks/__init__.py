@@ -1,8 +1,20 @@
-"""What proxmo is measured with, beside torch and beside its peers."""
+"""Benchmarks of proxmo against torch and other proximal libraries."""
 
 import os
+import sys
+from importlib.util import find_spec
 
-# The threads of NumPy's BLAS go on for tens of milliseconds after a call, waiting for the next one, and would take the
-# cores of whatever candidate comes after. So they stop after 2^16 cycles, which is still longer than the pauses within
-# a call. NumPy reads this when it is loaded, so it has to be here.
+# OpenBLAS threads keep spinning for tens of milliseconds after a call and would take cores from the next candidate.
+# With this setting they sleep after 2^16 cycles, still longer than the pauses within a call. OpenBLAS reads it when
+# NumPy is imported, so it must be set first.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
+
+
+def require(*modules: str) -> None:
+    """Exit with the command that installs them if any of these modules is missing."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        sys.exit(f"benchmarks need {', '.join(missing)}: run pip install 'proxmo[reproduce,fast]'")
+
+
+require("matplotlib", "rich", "sklearn", "threadpoolctl")

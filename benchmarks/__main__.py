@@ -1,7 +1,7 @@
-"""`python -m benchmarks`: how fast proxmo is here, beside torch and beside peers that are installed.
+"""`python -m benchmarks`: time proxmo, torch and installed peer libraries on this machine.
 
-All candidates run by turns in one process, so that their ratios hold even where their times do not. Let nothing else
-run on the machine meanwhile.
+Candidates take turns in one process, so that ratios are reliable even where absolute times are not. Keep the machine
+otherwise idle.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import require
 from benchmarks.curves import curves
 from benchmarks.kernels import kernels
 from benchmarks.output import made_with
@@ -24,16 +25,18 @@ SUITES = {"steps": steps, "kernels": kernels, "training": training, "sweep": swe
 
 
 def main() -> None:
-    """Read the command line and run."""
+    """Run the suites named on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", default=list(SUITES), help=f"of {', '.join(SUITES)}; all")
+    suites = ", ".join(SUITES)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", default=list(SUITES), help=f"{suites} (default: all)")
     parser.add_argument("--out", type=Path, default=Path("benchmark-results"), help="folder for tables and figures")
-    parser.add_argument("--repeats", type=int, default=30, help="how often each candidate is timed")
+    parser.add_argument("--repeats", type=int, default=30, help="timings per candidate")
     chosen = parser.parse_args()
     if unknown := set(chosen.suites) - set(SUITES):
-        parser.error(f"there is no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+        parser.error(f"SUITE must be one of {suites}, got {', '.join(sorted(unknown))}")
     if chosen.repeats < 3:
         parser.error(f"--repeats must be at least 3, got {chosen.repeats}")
+    require("numba")
     versions = made_with()
     Console().print(", ".join(f"{name} {version}" for name, version in versions.items()), soft_wrap=True)
     chosen.out.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""AutoProxSGD against the best of a 25-point grid of ProxSGD: `python -m benchmarks.auto`.
+"""Compare AutoProxSGD with the best cell of a 25-point grid of ProxSGD: `python -m benchmarks.auto`.
 
-Error: mean of ‖∇F‖² (with ℓ1 and ℓ∞,1: of the prox-gradient mapping) over the last tenth of the gradient samples, where
-second evaluations of AutoProxSGD count as samples. Grid: M in L·{1, 10, …, 10⁴}, γ in {10⁻¹, …, 10⁻⁵}, chosen with
-hindsight by that very error.
+Error: mean of ‖∇F‖² (for ℓ1 and ℓ∞,1, of the squared prox-gradient mapping) over the last tenth of the gradient
+samples; second evaluations of AutoProxSGD count as samples. Grid: M in L·{1, 10, …, 10⁴}, γ in {10⁻¹, …, 10⁻⁵}; the
+best cell is chosen in hindsight by this same error.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from proxmo import AutoProxSGD, ProxSGD
 from proxmo.experiments.problems import Problem, Quadratic, RobustRegression
 from proxmo.experiments.threads import one_thread
 
-STRIDE = 10  # errors are measured every so many steps
+STRIDE = 10  # steps between two measurements of the error
 
 
 def problems() -> list[Problem]:
-    """The paper's quadratic at three noise levels, shifted and ill-conditioned ones, and non-convex regressions."""
+    """Return the paper's quadratic at three noise levels, harder quadratics, and non-convex regressions."""
     steep = [10 ** (-i / 3) for i in range(10)]
     return [
         *(Quadratic(f"paper, σ = {s:g}", [1.0] * 5, 0.0, 1e4, s) for s in (5.0, 25.0, 125.0)),
@@ -36,7 +36,7 @@ def problems() -> list[Problem]:
 
 
 def grid_error(problem: Problem, samples: int, seeds: int) -> tuple[float, float, float]:
-    """The error of the best cell, and its M and γ."""
+    """Return the error, M and γ of the best cell."""
     cells = [(problem.smoothness * 10.0**i, 10.0**-j) for i in range(5) for j in range(1, 6)]
     start = problem.start(seeds)
     points = torch.stack([start] * len(cells))
@@ -60,7 +60,7 @@ def grid_error(problem: Problem, samples: int, seeds: int) -> tuple[float, float
 
 
 def auto_error(problem: Problem, samples: int, seed: int) -> tuple[float, int]:
-    """The error of one run, and how many of the samples were second evaluations."""
+    """Return the error of one run, and how many samples were second evaluations."""
     x = Parameter(problem.start(1))
     optimizer = AutoProxSGD([x], penalty=problem.penalty)
     generator = torch.Generator().manual_seed(100 + seed)

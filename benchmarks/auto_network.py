@@ -1,11 +1,10 @@
-"""AutoProxSGD against tuned ProxSGD on a small network: `python -m benchmarks.auto_network` (needs scikit-learn).
+"""Compare AutoProxSGD with tuned ProxSGD on a small network: `python -m benchmarks.auto_network`.
 
-A 64-64-10 network on scikit-learn's digits, ℓ∞,1 on its weights, batch 32, 30 epochs; the grid is lr times momentum.
+A 64-64-10 network on scikit-learn's digits, ℓ∞,1 on the weights, batch 32, 30 epochs; the grid covers lr and momentum.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from proxmo import AutoProxSGD, GroupLInf, ProxOptimizer, ProxSGD
@@ -23,11 +23,7 @@ STRENGTH = 1e-3
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training inputs and labels, test inputs and labels."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        sys.exit("this benchmark needs the data of scikit-learn: pip install scikit-learn")
+    """Return training inputs and labels, then test inputs and labels."""
     bunch = load_digits()
     order = torch.randperm(len(bunch.target), generator=torch.Generator().manual_seed(0))
     inputs, labels = torch.tensor(bunch.data, dtype=torch.float32)[order] / 16, torch.tensor(bunch.target)[order]
@@ -35,7 +31,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def train(make: Callable[[list[dict[str, Any]]], ProxOptimizer], data: tuple[Tensor, ...], seed: int) -> list[float]:
-    """F at the end, test accuracy, share of zero weights."""
+    """Return the final F, the test accuracy and the share of zero weights."""
     inputs, labels, test_inputs, test_labels = data
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -66,7 +62,7 @@ def main() -> None:
             methods[f"ProxSGD, lr {lr:g}, momentum {momentum:g}"] = lambda groups, lr=lr, momentum=momentum: ProxSGD(
                 groups, lr, momentum
             )
-    table = Table("method", "F at the end", "test accuracy", "zeros")
+    table = Table("method", "final F", "test accuracy", "zeros")
     with Progress() as progress:
         for name, make in progress.track(list(methods.items()), description="methods"):
             runs = torch.tensor([train(make, data, seed) for seed in range(SEEDS)])

@@ -1,10 +1,10 @@
-"""How small a network gets, and what that costs in accuracy and gains in time: `python -m benchmarks.autosize`.
+"""Measure size, accuracy and speed of compacted networks: `python -m benchmarks.autosize`.
 
-A network with two hidden layers and a ResNet-18 of width 8 are trained with ℓ∞,1 and ℓ2,1 on whole units, for a sweep
-of strengths, and compacted. Three ways to train: the prox with momentum, the prox without (vanilla), and what people do
-without a prox: momentum on the loss plus the penalty, by its subgradient, then the units with the smallest norms are
-pruned until the layers are as narrow as those of the first way. Each way has its own lr, tuned at the middle strength
-by the objective on the training images. Times are those of one thread, dense and compacted by turns in one run.
+A network with two hidden layers and a ResNet-18 of width 8 are trained with ℓ∞,1 and ℓ2,1 on whole units for a range of
+strengths, and compacted. The methods are prox with momentum, prox without momentum (vanilla), and the usual baseline
+without a prox: momentum SGD on loss plus penalty, by its subgradient, after which the units with the smallest norms are
+pruned until every layer is as narrow as with the first method. The lr of each method is tuned at the middle strength by
+the training objective. Dense and compacted networks are timed alternately on one thread.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ COLOURS = {"momentum": "#D55E00", "vanilla": "#0072B2", "subgradient": "#009E73"
 LABELS = {"momentum": "prox, momentum", "vanilla": "prox, vanilla", "subgradient": "subgradient, then pruned"}
 PENALTIES = {"ℓ2,1": GroupL2, "ℓ∞,1": GroupLInf}
 RATES = (1.0, 0.3, 0.1)
-ROUNDS = 30  # of timing
+ROUNDS = 30  # timings of each network
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A network, its data, and how it is trained."""
+    """A network, its data and its training settings."""
 
     name: str
     images: Images
@@ -56,7 +56,7 @@ class Problem:
 
 @dataclass
 class Result:
-    """A network that was trained and compacted."""
+    """Measurements of one trained and compacted network."""
 
     problem: str
     penalty: str
@@ -65,10 +65,10 @@ class Result:
     lr: float
     seed: int
     objective: float
-    """F on the training images, before anything is pruned."""
+    """F on the training images, before pruning."""
     dense_accuracy: float
     accuracy: float
-    """On the test images, after compaction."""
+    """Test accuracy after compaction."""
     parameters: tuple[int, int]
     multiply_adds: tuple[int, int]
     speed_up: float
@@ -76,7 +76,7 @@ class Result:
 
 @dataclass
 class Trained:
-    """A network at the end of its training, and its optimizer, which knows its units."""
+    """A trained network, and the optimizer that knows its units."""
 
     network: nn.Module
     optimizer: ProxSGD
@@ -84,7 +84,7 @@ class Trained:
 
 
 def train(problem: Problem, penalty_name: str, method: Method, strength: float, lr: float, seed: int) -> Trained:
-    """Train a network in one of the three ways."""
+    """Train a network with one of the three methods."""
     torch.manual_seed(seed)
     network = problem.make()
     penalty = PENALTIES[penalty_name](strength)
@@ -113,14 +113,14 @@ def train(problem: Problem, penalty_name: str, method: Method, strength: float, 
 
 @torch.no_grad()
 def widths(optimizer: ProxSGD) -> list[int]:
-    """How many units of each family are not zero, one at least."""
+    """Return the number of nonzero units of each family, at least 1."""
     group = optimizer.param_groups[0]
     return [max(1, int(matrix.any(1).sum())) for matrix in seen_by_penalty(group["units"], group["params"])]
 
 
 @torch.no_grad()
 def prune(optimizer: ProxSGD, keep: list[int]) -> None:
-    """Set all but the units with the largest norms to zero."""
+    """Zero all units of each family but the ``keep`` with the largest norms."""
     group = optimizer.param_groups[0]
     for family, count in zip(group["units"], keep, strict=True):
         matrix = joined(family, group["params"])
@@ -136,18 +136,18 @@ def accuracy(network: nn.Module, images: Images) -> float:
 
 @torch.no_grad()
 def speed_up(dense: nn.Module, small: nn.Module, inputs: Tensor) -> float:
-    """The ratio of the median times, both measured by turns."""
+    """Return the ratio of the median times, measured alternately."""
     times: dict[nn.Module, list[float]] = {dense: [], small: []}
     for _ in range(ROUNDS):
-        for network, taken in times.items():
-            begun = time.perf_counter()
+        for network, seconds in times.items():
+            start = time.perf_counter()
             network(inputs)
-            taken.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - start)
     return statistics.median(times[dense]) / statistics.median(times[small])
 
 
 def compare(problem: Problem, penalty: str, seeds: int, advance: Callable[[], None]) -> list[Result]:
-    """All methods, strengths and seeds for one problem and penalty."""
+    """Train and compact with all methods, strengths and seeds for one problem and penalty."""
     strengths = problem.strengths[penalty]
     inputs = next(plain_batches(problem.images, problem.images.test, 256))[0]
     rates: dict[Method, float] = {}
@@ -224,27 +224,27 @@ def problems(fashion: Path | None) -> list[Problem]:
 
 
 def means(results: list[Result]) -> list[dict[str, object]]:
-    """The mean over seeds of each setting."""
-    groups: dict[tuple[str, str, str, float], list[Result]] = {}
+    """Average each setting over its seeds."""
+    by_setting: dict[tuple[str, str, str, float], list[Result]] = {}
     for result in results:
-        groups.setdefault((result.problem, result.penalty, result.method, result.strength), []).append(result)
+        by_setting.setdefault((result.problem, result.penalty, result.method, result.strength), []).append(result)
     return [
         {
             "problem": problem,
             "penalty": penalty,
             "method": method,
             "strength": strength,
-            "lr": group[0].lr,
-            "objective": statistics.mean(r.objective for r in group),
-            "converged": all(math.isfinite(r.objective) for r in group),
-            "dense accuracy": statistics.mean(r.dense_accuracy for r in group),
-            "accuracy": statistics.mean(r.accuracy for r in group),
-            "dense parameters": group[0].parameters[0],
-            "parameters": statistics.mean(r.parameters[1] for r in group),
-            "multiply-adds": statistics.mean(r.multiply_adds[0] / r.multiply_adds[1] for r in group),
-            "speed-up": statistics.geometric_mean(r.speed_up for r in group),
+            "lr": runs[0].lr,
+            "objective": statistics.mean(r.objective for r in runs),
+            "converged": all(math.isfinite(r.objective) for r in runs),
+            "dense accuracy": statistics.mean(r.dense_accuracy for r in runs),
+            "accuracy": statistics.mean(r.accuracy for r in runs),
+            "dense parameters": runs[0].parameters[0],
+            "parameters": statistics.mean(r.parameters[1] for r in runs),
+            "multiply-adds": statistics.mean(r.multiply_adds[0] / r.multiply_adds[1] for r in runs),
+            "speed-up": statistics.geometric_mean(r.speed_up for r in runs),
         }
-        for (problem, penalty, method, strength), group in groups.items()
+        for (problem, penalty, method, strength), runs in by_setting.items()
     ]
 
 
@@ -258,7 +258,7 @@ COLUMNS = (
     "accuracy",
     "parameters",
     "smaller",
-    "fewer products",
+    "fewer multiply-adds",
     "faster",
 )
 
@@ -283,7 +283,7 @@ def rows(results: list[Result]) -> list[tuple[str, ...]]:
 
 
 def draw(results: list[Result]) -> Figure:
-    """Accuracy against size and against measured speed, a row of panels for each problem and penalty."""
+    """Plot accuracy against size and against measured speed, one row of panels per problem and penalty."""
     pairs = list(dict.fromkeys((result.problem, result.penalty) for result in results))
     figure = Figure(figsize=(10, 3.1 * len(pairs)), layout="constrained")
     panels = figure.subplots(len(pairs), 2, squeeze=False)
@@ -298,7 +298,7 @@ def draw(results: list[Result]) -> Figure:
             by_speed.plot([m["speed-up"] for m in chosen], accuracies, **style)
         by_size.set(xscale="log", xlabel="parameters after compaction")
         by_size.xaxis.set_minor_formatter(NullFormatter())
-        by_speed.set(xlabel="times faster than the dense network")
+        by_speed.set(xlabel="speed-up over the dense network")
         for axes in (by_size, by_speed):
             axes.set(ylabel="test accuracy (%)", title=f"{problem}, {penalty}")
             axes.grid(alpha=0.3, which="both")
@@ -309,7 +309,7 @@ def draw(results: list[Result]) -> Figure:
 @one_thread()
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fashion-mnist", type=Path, help="folder of its files, to use it as well")
+    parser.add_argument("--fashion-mnist", type=Path, help="folder with its files; adds this data set")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/autosize"))
     options = parser.parse_args(arguments)

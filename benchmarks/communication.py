@@ -1,8 +1,8 @@
-"""What is sent for the prox of a weight that is divided among processes, counted and by formula.
+"""Count what the prox of a sharded weight sends, and compare it with a formula.
 
 Run `torchrun --nproc-per-node 4 -m benchmarks.communication`. The weight is that of an MLP layer of GPT-2 small, 3072
-by 768 in float32. Sharded training itself gathers the weight twice and scatters its gradient once in each step; the
-last columns compare with that, and put the formula to 4096 processes.
+by 768 in float32. Sharded training itself gathers the weight twice and scatters its gradient once per step; the last
+columns compare with this traffic, and extrapolate to 4096 ranks.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from proxmo import Penalty, shards
 from proxmo.penalties.axes import indexing_axes
 from proxmo.penalties.base import Grouped
 
-MANY = 4096
+MANY_RANKS = 4096
 LATENCY, BANDWIDTH = 5e-6, 25e9
-"""Seconds per hop of a collective, and bytes per second between two processes: a cluster with fast links."""
+"""Seconds per hop of a collective, and bytes per second between two ranks, of a cluster with fast links."""
 
 
 class Cost(NamedTuple):
-    """How many collectives there are, and how many bytes a process sends in them.
+    """Number of collectives, and bytes that a rank sends in them.
 
-    Sums of n bytes over many processes take 2n in a ring, a gathering takes the size of the whole.
+    A ring all-reduce of n bytes sends 2n over many ranks; an all-gather sends the size of the whole tensor.
     """
 
     messages: int
@@ -41,15 +41,15 @@ class Cost(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One collective: its name, how many bytes this process hands to it, and how many it has to send for it."""
+    """One collective: its name, the bytes that this rank passes to it, and the bytes that the rank sends for it."""
 
     name: str
-    handed: int
+    payload: int
     size: int
 
 
 class Messages(TorchDispatchMode):
-    """Within the block, ``sent`` gets every collective of this process."""
+    """Record in ``sent`` every collective of this rank within the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,40 +59,40 @@ class Messages(TorchDispatchMode):
         name = function.__name__.split(".")[0].strip("_")
         communicates = function.namespace in ("c10d", "_c10d_functional")
         if communicates and name not in ("wait_tensor", "wrap_tensor_autograd"):
-            handed = sum(t.numel() * t.element_size() for t in tree_leaves(args) if isinstance(t, Tensor))
-            self.sent.append(Message(name, handed, handed * args[1] if "gather" in name else 2 * handed))
+            payload = sum(t.numel() * t.element_size() for t in tree_leaves(args) if isinstance(t, Tensor))
+            self.sent.append(Message(name, payload, payload * args[1] if "gather" in name else 2 * payload))
         return function(*args, **(kwargs or {}))
 
     def cost(self) -> Cost:
-        """All of them together."""
+        """Return the total cost of the recorded collectives."""
         return Cost(len(self.sent), sum(message.size for message in self.sent))
 
 
 def predicted(
-    penalty: Penalty, shape: tuple[int, ...], itemsize: int, divisions: Sequence[tuple[int, int]], passes: int
+    penalty: Penalty, shape: tuple[int, ...], itemsize: int, sharding: Sequence[tuple[int, int]], passes: int
 ) -> Cost:
-    """What the prox of ``penalty`` sends for a tensor that is divided evenly.
+    """Return the cost of the prox of ``penalty`` for an evenly sharded tensor.
 
     Args:
         penalty: the penalty.
-        shape: that of the whole tensor.
-        itemsize: bytes of an element.
-        divisions: for each dimension of the mesh that divides an axis, this axis and among how many processes.
-        passes: how many passes of Newton's method find the thresholds; mostly 4 to 10, whatever the size.
+        shape: shape of the whole tensor.
+        itemsize: bytes per element.
+        sharding: for each mesh dimension that shards an axis, the axis and the number of ranks.
+        passes: Newton passes that find the thresholds; usually 4 to 10, at any size.
     """
     if penalty.separable:
         return Cost(0, 0)
     if not isinstance(penalty, Grouped):
-        return _gathering(math.prod(shape) * itemsize, [processes for _, processes in divisions])
+        return _gather_cost(math.prod(shape) * itemsize, [ranks for _, ranks in sharding])
     outer = indexing_axes(torch.empty(shape, device="meta"), penalty.dim)
-    within = dividing(penalty, shape, divisions)
-    groups = math.prod(shape[axis] for axis in outer)  # of which this process has a part, or all
-    groups //= math.prod(processes for axis, processes in divisions if axis in outer)
+    within = ranks_within_groups(penalty, shape, sharding)
+    groups = math.prod(shape[axis] for axis in outer)
+    groups //= math.prod(ranks for axis, ranks in sharding if axis in outer)  # those with elements on this rank
     if isinstance(penalty, proxmo.TopK):
-        # a count of 8 bytes for each bit but the sign, how many are larger, and how many equal ones each process has
+        # 8-byte counts: one per bit but the sign, one of larger elements, and of equal elements one per rank
         bits = 8 * itemsize - 1
         return Cost((bits + 2) * len(within), 16 * groups * ((bits + 1) * len(within) + sum(within)))
-    # sums send a number per group, maxima another one that flags NaN, and Newton's method sums in pairs
+    # a sum sends one number per group, a maximum a second one that flags NaN; Newton's method sums pairs
     newton = 1 + 2 * passes
     messages, numbers = {
         proxmo.GroupL2: (2, 3),
@@ -105,34 +105,34 @@ def predicted(
     return Cost(messages * len(within), 2 * numbers * len(within) * groups * itemsize)
 
 
-def dividing(penalty: Penalty, shape: tuple[int, ...], divisions: Sequence[tuple[int, int]]) -> list[int]:
-    """Among how many processes what the penalty must see as a whole is divided, for each dimension of the mesh."""
+def ranks_within_groups(penalty: Penalty, shape: tuple[int, ...], sharding: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the number of ranks that share a group, for each mesh dimension that splits groups."""
     if penalty.separable:
         return []
     outer = indexing_axes(torch.empty(shape, device="meta"), penalty.dim) if isinstance(penalty, Grouped) else ()
-    return [processes for axis, processes in divisions if axis not in outer]
+    return [ranks for axis, ranks in sharding if axis not in outer]
 
 
-def _gathering(whole: int, processes: Sequence[int]) -> Cost:
-    """All parts to all processes, one dimension of the mesh after the other."""
-    sizes = [whole // math.prod(processes[:dimension]) for dimension in range(len(processes))]
+def _gather_cost(whole: int, ranks: Sequence[int]) -> Cost:
+    """Return the cost of gathering all shards on all ranks, one mesh dimension after the other."""
+    sizes = [whole // math.prod(ranks[:dimension]) for dimension in range(len(ranks))]
     return Cost(len(sizes), sum(sizes))
 
 
 def compare(penalty: Penalty, x: DTensor, step: float) -> tuple[Cost, Cost, int]:
-    """What the prox sends in truth, what the formula says, and the number of passes that were taken."""
+    """Return the measured and the predicted cost of the prox, and the number of Newton passes."""
     with Messages() as messages:
         penalty.prox(x, step)
-    found = messages.cost()
-    divisions = [(split.axis, split.processes.size()) for split in shards.splits(x)]
-    with_passes = [predicted(penalty, tuple(x.shape), x.element_size(), divisions, passes) for passes in (0, 1)]
+    measured = messages.cost()
+    sharding = [(split.axis, split.processes.size()) for split in shards.splits(x)]
+    with_passes = [predicted(penalty, tuple(x.shape), x.element_size(), sharding, passes) for passes in (0, 1)]
     per_pass = with_passes[1].messages - with_passes[0].messages
-    passes = (found.messages - with_passes[0].messages) // per_pass if per_pass else 0
-    return found, predicted(penalty, tuple(x.shape), x.element_size(), divisions, passes), passes
+    passes = (measured.messages - with_passes[0].messages) // per_pass if per_pass else 0
+    return measured, predicted(penalty, tuple(x.shape), x.element_size(), sharding, passes), passes
 
 
 def seconds(cost: Cost, sizes: Sequence[int]) -> float:
-    """The time that it takes, with latency and bandwidth as above, where as many messages go to groups of each size."""
+    """Estimate the time of messages that are spread evenly over process groups of these sizes."""
     hops = sum(2 * math.log2(size) for size in sizes) / max(len(sizes), 1)
     return cost.messages * hops * LATENCY + cost.size / BANDWIDTH
 
@@ -150,30 +150,30 @@ PENALTIES: Sequence[Penalty] = (
 
 
 def main() -> None:
-    """Count, compare and print."""
+    """Print measured and predicted costs."""
     distributed.init_process_group("gloo")
     torch.manual_seed(0)
     weight = 0.02 * torch.randn(3072, 768)
     layouts: list[tuple[str, tuple[int, ...], list[Placement]]] = [
-        ("4: rows", (4,), [Shard(0)]),
-        ("2 x 2: rows, columns", (2, 2), [Shard(0), Shard(1)]),
+        ("4, rows", (4,), [Shard(0)]),
+        ("2 x 2, rows and columns", (2, 2), [Shard(0), Shard(1)]),
     ]
-    table = Table("penalty", "mesh", "messages", "bytes", "by formula", "of training", f"{MANY} processes, ms")
-    own_traffic = 3 * weight.numel() * weight.element_size()
+    table = Table("penalty", "mesh", "messages", "bytes", "predicted", "/ training", f"ms on {MANY_RANKS} ranks")
+    training_bytes = 3 * weight.numel() * weight.element_size()
     for layout, sizes, placements in layouts:
         x = distribute_tensor(weight, init_device_mesh("cpu", sizes), placements)
-        many = [(0, MANY)] if len(sizes) == 1 else [(0, MANY // 4), (1, 4)]
+        many = [(0, MANY_RANKS)] if len(sizes) == 1 else [(0, MANY_RANKS // 4), (1, 4)]
         for penalty in PENALTIES:
-            found, formula, passes = compare(penalty, x, step=1.0)
-            there = predicted(penalty, tuple(x.shape), 4, many, passes)
-            time = seconds(there, dividing(penalty, tuple(x.shape), many))
+            measured, formula, passes = compare(penalty, x, step=1.0)
+            on_many = predicted(penalty, tuple(x.shape), 4, many, passes)
+            time = seconds(on_many, ranks_within_groups(penalty, tuple(x.shape), many))
             table.add_row(
                 str(penalty),
                 layout,
-                str(found.messages),
-                f"{found.size:,}",
+                str(measured.messages),
+                f"{measured.size:,}",
                 f"{formula.size:,}",
-                f"{found.size / own_traffic:.2%}",
+                f"{measured.size / training_bytes:.2%}",
                 f"{1e3 * time:.2f}",
             )
     if distributed.get_rank() == 0:

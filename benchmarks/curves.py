@@ -1,4 +1,4 @@
-"""How the cost grows: of the prox of ℓ∞,1 with rows and columns, of a step with tensors, and of both with threads."""
+"""How time scales: of the ℓ∞,1 prox with rows and columns, of a step with tensors, and of both with threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proxmo import L1, GroupLInf, ProxSGD
 Calls = dict[str, Callable[[], object]]
 COLOURS = {
     "fused": ORANGE,
-    "plain": BLUE,
+    "eager": BLUE,
     "sort + cumsum": GREY,
     "ℓ1, fused": ORANGE,
     "ℓ1, default": BLUE,
@@ -31,69 +31,69 @@ COLOURS = {
 }
 
 
-def _prox(rows: int, columns: int) -> Calls:
+def _prox_calls(rows: int, columns: int) -> Calls:
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
     threshold = 0.08 * columns
     penalty = GroupLInf(threshold)
     return {
         "fused": lambda: penalty.prox(x, 1.0, fused=True),
-        "plain": lambda: penalty.prox(x, 1.0),
+        "eager": lambda: penalty.prox(x, 1.0),
         "sort + cumsum": lambda: KERNELS["ℓ∞,1"].textbook(x, threshold),
     }
 
 
-def _step(given: list[Tensor]) -> Calls:
+def _step_calls(grads: list[Tensor]) -> Calls:
     return {
-        "SGD, fused": optimizer(given, optim.SGD, fused=True).step,
-        "SGD, foreach": optimizer(given, optim.SGD, foreach=True).step,
-        "ℓ1, default": optimizer(given, ProxSGD, penalty=L1(1e-3)).step,
-        "ℓ1, fused": optimizer(given, ProxSGD, penalty=L1(1e-3), fused=True).step,
+        "SGD, fused": optimizer(grads, optim.SGD, fused=True).step,
+        "SGD, foreach": optimizer(grads, optim.SGD, foreach=True).step,
+        "ℓ1, default": optimizer(grads, ProxSGD, penalty=L1(1e-3)).step,
+        "ℓ1, fused": optimizer(grads, ProxSGD, penalty=L1(1e-3), fused=True).step,
     }
 
 
-def _in_threads() -> Calls:
-    given = gradients(resnet18())
+def _thread_calls() -> Calls:
+    grads = gradients(resnet18())
     x = torch.randn(512, 4608, generator=torch.Generator().manual_seed(0))
     return {
-        "step, SGD, fused": optimizer(given, optim.SGD, fused=True).step,
-        "step, ℓ1, fused": optimizer(given, ProxSGD, penalty=L1(1e-3), fused=True).step,
+        "step, SGD, fused": optimizer(grads, optim.SGD, fused=True).step,
+        "step, ℓ1, fused": optimizer(grads, ProxSGD, penalty=L1(1e-3), fused=True).step,
         "prox of ℓ∞,1, fused": lambda: GroupLInf(400.0).prox(x, 1.0, fused=True),
     }
 
 
 def curves(folder: Path, repeats: int, largest: int = 1 << 20) -> None:
-    """Time all sizes up to so many elements, on one thread, and then all numbers of threads."""
+    """Time all sizes up to ``largest`` elements on one thread, then all thread counts."""
     sizes = [size for size in (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536) if 64 * size <= largest]
     numbers: dict[str, dict[int, dict[str, float]]] = {}
     with threads(1):
-        numbers["rows of 256"] = {n: by_turns(_prox(n, 256), repeats) for n in sizes if 256 * n <= largest}
-        numbers["columns of 64 rows"] = {n: by_turns(_prox(64, n), repeats) for n in sizes}
+        numbers["rows of 256"] = {n: by_turns(_prox_calls(n, 256), repeats) for n in sizes if 256 * n <= largest}
+        numbers["columns of 64 rows"] = {n: by_turns(_prox_calls(64, n), repeats) for n in sizes}
         numbers["tensors of 100"] = {
-            n: by_turns(_step(gradients([(10, 10)] * n)), repeats) for n in sizes if 100 * n <= largest
+            n: by_turns(_step_calls(gradients([(10, 10)] * n)), repeats) for n in sizes if 100 * n <= largest
         }
     numbers["threads"] = {}
-    calls = _in_threads()
+    calls = _thread_calls()
     for count in range(1, (os.cpu_count() or 1) + 1):
         with threads(count):
             numbers["threads"][count] = by_turns(calls, repeats)
     figure = Figure(figsize=(10, 7), layout="constrained")
-    for axes, (what, found) in zip(figure.subplots(2, 2).flat, numbers.items(), strict=True):
+    for axes, (varied, found) in zip(figure.subplots(2, 2).flat, numbers.items(), strict=True):
         for name in next(iter(found.values())):
             milliseconds = [1e3 * seconds[name] for seconds in found.values()]
             axes.plot(list(found), milliseconds, "o-", color=COLOURS[name], label=name)
         axes.set_yscale("log")
-        axes.set_xlabel(what)
+        axes.set_xlabel(varied)
         axes.set_ylabel("milliseconds")
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-        if what == "threads":
+        if varied == "threads":
             axes.set_xticks(list(found))
         else:
             axes.set_xscale("log")
     rows = [
-        (what, str(size), name, f"{1e3 * value:.3g}")
-        for what, found in numbers.items()
+        (varied, str(size), name, f"{1e3 * value:.3g}")
+        for varied, found in numbers.items()
         for size, seconds in found.items()
         for name, value in seconds.items()
     ]
-    write(folder, "curves", numbers, figure, ("along", "number", "candidate", "milliseconds"), rows)
+    write(folder, "curves", numbers, figure, ("varied", "number", "candidate", "milliseconds"), rows)

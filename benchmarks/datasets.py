@@ -1,4 +1,4 @@
-"""Data of the comparisons: real, small, and at hand. Rows are scaled to length 1, as the papers do."""
+"""Small real data sets for the comparisons. Rows are scaled to unit length, as in the papers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Dataset(NamedTuple):
-    """Inputs (n, d), and classes numbered from 0."""
+    """Inputs of shape (n, d), and class indices from 0."""
 
     name: str
     inputs: Tensor
@@ -28,16 +28,16 @@ class Dataset(NamedTuple):
 
 
 def embedded(name: str) -> Dataset:
-    """``"breast-cancer"`` or ``"digits"``, which come with scikit-learn."""
+    """Load ``"breast-cancer"`` or ``"digits"``, which ship with scikit-learn."""
     load = {"breast-cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}[name]
     inputs, labels = load(return_X_y=True)
     spread = inputs.std(0)
-    standard = (inputs - inputs.mean(0)) / np.where(spread > 0, spread, 1)
-    return _scaled(name, standard, labels)
+    standardized = (inputs - inputs.mean(0)) / np.where(spread > 0, spread, 1)
+    return _scaled(name, standardized, labels)
 
 
 def from_file(path: Path) -> Dataset:
-    """A file in LIBSVM's format, plain, gz or bz2, such as a9a or mushrooms."""
+    """Load a file in LIBSVM format (plain, gz or bz2), such as a9a or mushrooms."""
     inputs, labels = datasets.load_svmlight_file(str(path))
     return _scaled(path.name.split(".")[0], inputs.toarray(), labels)
 

@@ -1,7 +1,7 @@
-"""How fast the prox of a matrix is: as a multiple of a copy into memory at hand, which nothing can be faster than.
+"""Time of the prox of a matrix, as a multiple of a copy into preallocated memory, which is a lower bound.
 
-Beside it run the textbook way in torch, and peers that are installed. Each is checked before it is timed: one that is
-not right is left out, and named.
+The textbook implementation in torch and installed peer libraries are timed too. Every candidate is checked first; a
+peer that is wrong is skipped, and the reason is printed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from benchmarks.timing import by_turns, threads
 from proxmo import L1, GroupL2, GroupLInf, L1Ball, Nuclear, Penalty, Simplex
 
 MATRICES = [(512, 4608), (64, 576), (50257, 768), (1000, 10), (8, 100_000)]
-TOO_LARGE = 10_000_000  # elements for which these peers would need 20 GB
+TOO_LARGE = 10_000_000  # elements; the peers in HUNGRY would need 20 GB
 HUNGRY = {("ℓ∞,1", "proxop"), ("ℓ1 ball", "proxop")}
-FUSED, PLAIN = "proxmo, fused", "proxmo, plain"
+FUSED, EAGER = "proxmo, fused", "proxmo, eager"
 
 
 def sorted_level(y: Tensor, radius: float) -> Tensor:
-    """For each row τ with Σ max(y − τ, 0) = radius: sort it, and look among the cumulated sums."""
+    """Return for each row the τ with Σ max(y − τ, 0) = radius, by sorting and cumulative sums."""
     descending = y.sort(dim=1, descending=True).values
     levels = (descending.cumsum(1) - radius) / torch.arange(1, y.shape[1] + 1, dtype=y.dtype)
     active = (descending > levels).sum(1, keepdim=True).clamp(min=1)
@@ -73,12 +73,12 @@ class Kernel:
     """A prox to time.
 
     Args:
-        penalty: makes the penalty for a threshold.
-        textbook: the usual way in torch; in float64 it is what results are checked against.
-        textbook_name: what to call that.
-        scale: what thresholds are shares of; for rows of normal numbers, a function of their length.
-        matrices: the shapes to time it on.
-        by_rows: whether each row has a prox of its own.
+        penalty: builds the penalty from a threshold.
+        textbook: the usual implementation in torch; in float64 it is the reference for all candidates.
+        textbook_name: its label.
+        scale: the unit of thresholds for a matrix of normal numbers, a function of rows and columns.
+        matrices: shapes to time.
+        by_rows: whether the prox acts on each row separately.
     """
 
     penalty: Callable[[float], Penalty]
@@ -90,11 +90,12 @@ class Kernel:
 
 
 def _row_sum(rows: int, columns: int) -> float:
+    """Return the expected ℓ1 norm of a row of normal numbers."""
     return 0.798 * columns
 
 
-# of the scale: few elements are cut, many, and most rows vanish
-THRESHOLDS = {"small": 1e-3, "middling": 0.1, "large": 1.02}
+# in units of the scale: cuts few elements, cuts many, zeroes most rows
+THRESHOLDS = {"small": 1e-3, "medium": 0.1, "large": 1.02}
 KERNELS = {
     "ℓ∞,1": Kernel(GroupLInf, _sorted_l_inf, "sort + cumsum", _row_sum, MATRICES),
     "ℓ1 ball": Kernel(lambda t: L1Ball(t, dim=0), _sorted_l1_ball, "sort + cumsum", _row_sum, MATRICES),
@@ -113,7 +114,7 @@ KERNELS = {
 
 
 def kernels(folder: Path, repeats: int, chosen: dict[str, Kernel] = KERNELS) -> None:
-    """Time the kernels at one and two threads."""
+    """Time the kernels on one and two threads."""
     console = Console()
     rows: list[tuple[str, ...]] = []
     numbers: dict[str, Any] = {}
@@ -134,18 +135,18 @@ def kernels(folder: Path, repeats: int, chosen: dict[str, Kernel] = KERNELS) -> 
     for line, (name, kernel) in zip(panels, chosen.items(), strict=True):
         for axes, count in zip(line, (1, 2), strict=True):
             shape = kernel.matrices[0]
-            found = numbers[f"{name}, {shape[0]} x {shape[1]}, threads: {count}"]["middling"]
+            found = numbers[f"{name}, {shape[0]} x {shape[1]}, threads: {count}"]["medium"]
             ratios = {candidate: seconds / found["copy"] for candidate, seconds in found.items()}
             bars(
                 axes,
                 ratios,
-                f"{name}, {shape[0]} x {shape[1]}, threads: {count}\ntime / a copy in memory",
+                f"{name}, {shape[0]} x {shape[1]}, threads: {count}\ntime / copy",
                 FUSED,
-                PLAIN,
+                EAGER,
             )
             axes.set_xscale("log")
-    columns = ("prox", "matrix", "threads", "fused / copy", "plain / copy")
-    columns += ("textbook / fused", "textbook / plain", "best peer", "best peer / fused")
+    columns = ("prox", "matrix", "threads", "fused / copy", "eager / copy")
+    columns += ("textbook / fused", "textbook / eager", "best peer", "best peer / fused")
     write(folder, "kernels", numbers, figure, columns, rows)
 
 
@@ -153,7 +154,7 @@ def _installed(name: str, console: Console) -> dict[str, MatrixProx]:
     found = {}
     for peer, prox in peers.installed(name):
         if isinstance(prox, str):
-            console.print(f"{name} without {peer}: {prox}", soft_wrap=True)
+            console.print(f"{name}: skipped {peer}: {prox}", soft_wrap=True)
         else:
             found[peer] = prox
     return found
@@ -169,53 +170,56 @@ def _times(
     repeats: int,
     console: Console,
 ) -> dict[str, float]:
-    """Seconds of each candidate that is right."""
+    """Return the seconds of each correct candidate."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     threshold = share * kernel.scale(*shape)
     penalty = kernel.penalty(threshold)
     candidates: dict[str, MatrixProx] = {
         FUSED: lambda x, t: penalty.prox(x, 1.0, fused=True),
-        PLAIN: lambda x, t: penalty.prox(x, 1.0),
+        EAGER: lambda x, t: penalty.prox(x, 1.0),
         kernel.textbook_name: kernel.textbook,
         **{peer: prox for peer, prox in others.items() if x.numel() < TOO_LARGE or (name, peer) not in HUNGRY},
     }
-    few = x[:64].contiguous()
-    exact = kernel.textbook(few.double(), threshold)
-    room = torch.empty_like(x)
-    calls: dict[str, Callable[[], object]] = {"copy": lambda: room.copy_(x)}
+    sample = x[:64].contiguous()
+    exact = kernel.textbook(sample.double(), threshold)
+    buffer = torch.empty_like(x)
+    calls: dict[str, Callable[[], object]] = {"copy": lambda: buffer.copy_(x)}
     with threads(count):
         for candidate, prox in candidates.items():
-            ours = candidate in (FUSED, PLAIN)
-            right = 1e-5 if ours else 1e-3  # others have not all digits of float32
-            objection = _objection(prox, few, threshold, exact, x.numel() / few.numel(), right)
-            if ours and kernel.by_rows and not objection and (off := _off(prox(x, threshold)[:64], exact, few)) > right:
-                objection = f"it is off by {off:.1e} on the whole"
-            if not objection:
+            ours = candidate in (FUSED, EAGER)
+            tolerance = 1e-5 if ours else 1e-3  # some peers are less accurate than float32 allows
+            reason = _reason_to_skip(prox, sample, threshold, exact, x.numel() / sample.numel(), tolerance)
+            if ours and kernel.by_rows and not reason:
+                error = _relative_error(prox(x, threshold)[:64], exact, sample)
+                reason = f"relative error {error:.1e} on the whole matrix" if error > tolerance else ""
+            if not reason:
                 calls[candidate] = _bound(prox, x, threshold)
             elif candidate in others:
-                console.print(f"{name} without {candidate} on {shape}, threshold {share}: {objection}", soft_wrap=True)
+                console.print(f"{name}: skipped {candidate} on {shape}, threshold {share}: {reason}", soft_wrap=True)
             else:
-                raise AssertionError(f"{name}, {candidate}, on {shape}, threshold {share}: {objection}")
-        return by_turns(calls, repeats, most=0.5)
+                raise AssertionError(f"{name}, {candidate}, on {shape}, threshold {share}: {reason}")
+        return by_turns(calls, repeats, max_seconds=0.5)
 
 
-def _objection(prox: MatrixProx, few: Tensor, threshold: float, exact: Tensor, times_more: float, right: float) -> str:
-    """Why not to time it: it fails or is wrong on a few rows, or too slow for all of them."""
+def _reason_to_skip(
+    prox: MatrixProx, sample: Tensor, threshold: float, exact: Tensor, sample_count: float, tolerance: float
+) -> str:
+    """Return why not to time a prox: it fails or is wrong on a sample of rows, or is too slow for all; else ""."""
     try:
-        prox(few, threshold)  # compiles, where it does
-        begin = time.perf_counter()
-        found = prox(few, threshold)
-    except Exception as error:  # peers break in ways of their own
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    expected = (time.perf_counter() - begin) * times_more
-    off = _off(found, exact, few)
-    if not off <= right:
-        return f"it is off by {off:.1e}"
-    return f"it would take about {expected:.0f} s" if expected > 8 else ""
+        prox(sample, threshold)  # compiles it, if needed
+        start = time.perf_counter()
+        found = prox(sample, threshold)
+    except Exception as failure:  # peers fail in many ways
+        return f"{type(failure).__name__}: {failure}".splitlines()[0]
+    seconds = (time.perf_counter() - start) * sample_count
+    error = _relative_error(found, exact, sample)
+    if not error <= tolerance:  # also if NaN
+        return f"relative error {error:.1e}"
+    return f"would take about {seconds:.0f} s" if seconds > 8 else ""
 
 
-def _off(found: Tensor, exact: Tensor, x: Tensor) -> float:
-    """How far a result is off, as a share of its largest element, or of a hundredth of that of the input."""
+def _relative_error(found: Tensor, exact: Tensor, x: Tensor) -> float:
+    """Return the largest error relative to the largest element of the result, or to 1% of that of the input."""
     scale = max(exact.abs().max().item(), 0.01 * x.abs().max().item())
     return (found.double() - exact).abs().max().item() / scale
 
@@ -225,18 +229,18 @@ def _bound(prox: MatrixProx, x: Tensor, threshold: float) -> Callable[[], object
 
 
 def _summary(kernel: Kernel, found: list[dict[str, float]]) -> tuple[str, ...]:
-    """Ranges over the thresholds."""
+    """Format the ranges over the thresholds."""
 
-    def between(numerator: str, denominator: str) -> str:
+    def ratio_range(numerator: str, denominator: str) -> str:
         return _range([f[numerator] / f[denominator] for f in found if numerator in f and denominator in f])
 
-    ours = {"copy", FUSED, PLAIN, kernel.textbook_name}
+    ours = {"copy", FUSED, EAGER, kernel.textbook_name}
     best = [min((f[peer] / f[FUSED], peer) for peer in f.keys() - ours) for f in found if f.keys() - ours]
     return (
-        between(FUSED, "copy"),
-        between(PLAIN, "copy"),
-        between(kernel.textbook_name, FUSED),
-        between(kernel.textbook_name, PLAIN),
+        ratio_range(FUSED, "copy"),
+        ratio_range(EAGER, "copy"),
+        ratio_range(kernel.textbook_name, FUSED),
+        ratio_range(kernel.textbook_name, EAGER),
         ", ".join(sorted({peer for _, peer in best})) or "none",
         _range([ratio for ratio, _ in best]),
     )

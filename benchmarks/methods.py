@@ -1,9 +1,8 @@
-"""All methods on non-convex composite problems, at the same number of gradients: `python -m benchmarks.methods`.
+"""Compare methods on non-convex composite problems at equal numbers of gradients: `python -m benchmarks.methods`.
 
-Each method is tuned over 42 settings of its own with 5 seeds, by the geometric mean over seeds of the mean error in the
-last tenth of the budget; its best setting then runs with other seeds. The error is ‖G‖² of the full objective, G the
-prox-gradient mapping with step size 1; an evaluation of the gradient at one sample costs 1, so two-point methods pay
-for both points.
+Each method is tuned over 42 settings with 5 seeds, by the geometric mean over seeds of the mean error in the last tenth
+of the budget; its best setting then runs with other seeds. The error is ‖G‖² of the full objective, where G is the
+prox-gradient mapping with step size 1. The gradient of one sample at one point costs 1, so two-point methods pay twice.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from benchmarks.solvers import SOLVERS, Setting, Solver, edges
 from proxmo.experiments.threads import one_thread
 
 TUNING_SEEDS = range(1000, 1005)
-POINTS = 40  # where a curve is measured
+POINTS = 40  # measurements per curve
 COLOURS = {
     "vanilla": "#0072B2",
     "momentum": "#D55E00",
@@ -47,7 +46,7 @@ COLOURS = {
 
 
 class Oracle:
-    """Closures that put the gradients of all settings and seeds into the parameters; the data are drawn per seed."""
+    """Closures that set the gradients of all settings and seeds; samples are drawn per seed."""
 
     def __init__(
         self, objective: Objective, data: Dataset, points: list[torch.Tensor], params: list[list[Parameter]], seed: int
@@ -81,7 +80,7 @@ class Oracle:
 def run(
     solver: Solver, settings: list[Setting], objective: Objective, data: Dataset, seeds: range, checkpoints: list[int]
 ) -> NDArray[np.float64]:
-    """Errors (settings, seeds, checkpoints) of settings with one batch and one period, run side by side."""
+    """Run settings with equal batch and period together; return errors of shape (settings, seeds, checkpoints)."""
     points = [x.repeat(len(settings), *[1] * x.dim()) for x in objective.start(data, seeds)]
     params = [[Parameter(point[i]) for point in points] for i in range(len(settings))]  # views of the points
     groups = [
@@ -99,13 +98,13 @@ def run(
 
 
 def tune(solver: Solver, objective: Objective, data: Dataset, budget: int) -> Setting:
-    """The setting with the least error at the end of the budget."""
+    """Return the setting with the smallest error at the end of the budget."""
     last_tenth = [int(budget * share) for share in np.linspace(0.9, 1, 5)]
-    together: dict[tuple[int, int], list[Setting]] = defaultdict(list)
+    by_batch: dict[tuple[int, int], list[Setting]] = defaultdict(list)
     for setting in solver.grid(data.size):
-        together[setting.batch, setting.period].append(setting)
+        by_batch[setting.batch, setting.period].append(setting)
     found: dict[Setting, float] = {}
-    for settings in together.values():
+    for settings in by_batch.values():
         errors = run(solver, settings, objective, data, TUNING_SEEDS, last_tenth)
         found.update(zip(settings, np.log(errors.mean(-1)).mean(1).tolist(), strict=True))
     return min(found, key=found.__getitem__)
@@ -113,7 +112,7 @@ def tune(solver: Solver, objective: Objective, data: Dataset, budget: int) -> Se
 
 @dataclass(frozen=True)
 class Result:
-    """A tuned method on a problem: quantiles over the seeds at each number of gradients."""
+    """A tuned method on a problem: quantiles over seeds at each number of gradients."""
 
     problem: str
     method: str
@@ -130,14 +129,14 @@ def compare(objective: Objective, data: Dataset, solver: Solver, passes: int, se
     setting = tune(solver, objective, data, budget)
     checkpoints = [int(budget * k / POINTS) for k in range(POINTS + 1)]
     errors = run(solver, [setting], objective, data, range(seeds), checkpoints)[0]
-    # "nearest", since a run that has diverged is at inf, and between inf and anything there is nothing
+    # "nearest", since interpolation with the inf of a diverged run gives NaN
     low, median, high = (np.quantile(errors, q, axis=0, method="nearest").tolist() for q in (0.1, 0.5, 0.9))
     at_edge = edges(setting, solver.grid(data.size))
     return Result(f"{objective.name}, {data.name}", solver.name, setting, at_edge, checkpoints, low, median, high)
 
 
 def draw(results: list[Result], passes: int, seeds: int) -> Figure:
-    """A panel per problem, a line per method."""
+    """Plot a panel per problem and a line per method."""
     problems = list(dict.fromkeys(result.problem for result in results))
     columns = min(3, len(problems))
     rows = -(-len(problems) // columns)
@@ -154,16 +153,16 @@ def draw(results: list[Result], passes: int, seeds: int) -> Figure:
         axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 3))
         axes.grid(alpha=0.3)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
-    figure.suptitle(f"Tuned methods, {passes} passes over the data: median and 10% to 90% of {seeds} seeds")
+    figure.suptitle(f"Tuned methods, {passes} passes over the data: median and 10% to 90% quantiles of {seeds} seeds")
     return figure
 
 
-COLUMNS = ("problem", "method", "setting", "‖G‖² at the end", "10% to 90%", "times momentum's", "after a fifth")
+COLUMNS = ("problem", "method", "setting", "final ‖G‖²", "10% to 90%", "/ momentum's", "/ momentum's at 20%")
 
 
 def rows(results: list[Result]) -> list[tuple[str, ...]]:
-    """The errors at the end, and as multiples of momentum's: at the end, and after a fifth of the budget."""
-    of_momentum = {result.problem: result for result in results if result.method == "momentum"}
+    """Format final errors, and multiples of momentum's error at the end and after 20% of the budget."""
+    momentum = {result.problem: result for result in results if result.method == "momentum"}
     early = POINTS // 5
     return [
         (
@@ -172,29 +171,29 @@ def rows(results: list[Result]) -> list[tuple[str, ...]]:
             describe(result),
             f"{result.median[-1]:.2e}",
             f"{result.low[-1]:.1e} to {result.high[-1]:.1e}",
-            f"{result.median[-1] / of_momentum[result.problem].median[-1]:.2g}",
-            f"{result.median[early] / of_momentum[result.problem].median[early]:.2g}",
+            f"{result.median[-1] / momentum[result.problem].median[-1]:.2g}",
+            f"{result.median[early] / momentum[result.problem].median[early]:.2g}",
         )
         for result in results
     ]
 
 
 def describe(result: Result) -> str:
-    """What was tuned, with a star where the best value is the first or last of the grid."""
-    tuned = {"lr": 0.0, "batch": 0, "momentum": 0.0, "averaging": 1.0}  # a value of no interest for each
-    values = {name: getattr(result.setting, name) for name in tuned}
+    """Format the tuned values; a star marks the first or last value of the grid."""
+    omitted = {"lr": 0.0, "batch": 0, "momentum": 0.0, "averaging": 1.0}  # values that are not shown
+    values = {name: getattr(result.setting, name) for name in omitted}
     return ", ".join(
         f"{name} {value:g}{'*' if name in result.edges else ''}"
         for name, value in values.items()
-        if value != tuned[name]
+        if value != omitted[name]
     )
 
 
 @one_thread()
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, nargs="*", default=[], help="LIBSVM files, instead of the embedded data")
-    parser.add_argument("--passes", type=int, default=30, help="gradients evaluated, in multiples of the data")
+    parser.add_argument("--data", type=Path, nargs="*", default=[], help="LIBSVM files, used instead of embedded data")
+    parser.add_argument("--passes", type=int, default=30, help="gradient budget, in passes over the data")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("results/methods"))
     options = parser.parse_args(arguments)

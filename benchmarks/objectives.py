@@ -1,6 +1,6 @@
-"""Non-convex composite problems that papers on variance reduction use.
+"""Non-convex composite problems from papers on variance reduction.
 
-A point is a list of tensors whose first two axes number settings and seeds, so that all runs of a grid go side by side.
+A point is a list of tensors whose first two axes are settings and seeds, so that all runs of a grid are batched.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from benchmarks.datasets import Dataset
 from proxmo import L1, GroupLInf, Penalty
 from proxmo.criteria import gradient_mapping
 
-CHUNK = 4_000_000  # numbers at once when all data are evaluated
+CHUNK = 4_000_000  # numbers per chunk of a full gradient
 
 
 class Objective(Protocol):
-    """f by its losses, ψ by a penalty."""
+    """f given by its losses, ψ by a penalty."""
 
     name: str
     penalty: Penalty
 
     def start(self, data: Dataset, seeds: range) -> list[Tensor]:
-        """x₀ for each seed: tensors (seeds, …)."""
+        """Return x₀ for each seed: tensors of shape (seeds, …)."""
 
     def losses(self, points: list[Tensor], inputs: Tensor, classes: Tensor) -> Tensor:
-        """(settings, seeds, samples), for inputs (seeds, samples, d)."""
+        """Return losses of shape (settings, seeds, samples) for inputs of shape (seeds, samples, d)."""
 
 
 class NonconvexLogistic:
-    """log(1 + e^−t) − log(1 + e^−t−1) of the margin t, a logistic loss that saturates; ψ = ℓ1."""
+    """Saturating logistic loss log(1 + e^−t) − log(1 + e^−t−1) of the margin t; ψ = ℓ1."""
 
     name = "logistic, ℓ1"
     penalty = L1(1e-3)
@@ -47,7 +47,7 @@ class NonconvexLogistic:
 
 
 class RobustRows:
-    """Σ r²/(2 + 2r²) over the residuals r of a regression on the classes; ψ = ℓ∞,1 with one group per input."""
+    """Loss Σ r²/(2 + 2r²) of the residuals r of a regression on one-hot classes; ψ = ℓ∞,1, one group per input."""
 
     name = "robust regression, ℓ∞,1"
     penalty = GroupLInf(2e-3, dim=(0, 1))  # seeds and inputs
@@ -80,19 +80,19 @@ class TwoLayers:
 
 
 def gradients(objective: Objective, points: list[Tensor], inputs: Tensor, classes: Tensor) -> list[Tensor]:
-    """The gradients of the mean loss over the samples, for each setting and seed."""
-    places = [point.detach().requires_grad_() for point in points]
-    total = objective.losses(places, inputs, classes).mean(-1).sum()
-    return list(torch.autograd.grad(total, places))
+    """Return the gradients of the mean loss over the samples, for each setting and seed."""
+    leaves = [point.detach().requires_grad_() for point in points]
+    total = objective.losses(leaves, inputs, classes).mean(-1).sum()
+    return list(torch.autograd.grad(total, leaves))
 
 
 def full_gradients(objective: Objective, points: list[Tensor], data: Dataset) -> list[Tensor]:
-    """The gradients over all data, evaluated in parts."""
+    """Return the gradients over all data, evaluated in chunks."""
     settings, seeds = points[0].shape[:2]
     widest = max(data.inputs.shape[1], 2 * TwoLayers.hidden)
-    part = max(CHUNK // (settings * seeds * widest), 1)
+    rows = max(CHUNK // (settings * seeds * widest), 1)
     totals = [torch.zeros_like(point) for point in points]
-    for inputs, classes in zip(data.inputs.split(part), data.classes.split(part), strict=True):
+    for inputs, classes in zip(data.inputs.split(rows), data.classes.split(rows), strict=True):
         share = len(inputs) / data.size
         found = gradients(objective, points, inputs.expand(seeds, -1, -1), classes.expand(seeds, -1))
         for total, gradient in zip(totals, found, strict=True):
@@ -101,10 +101,10 @@ def full_gradients(objective: Objective, points: list[Tensor], data: Dataset) ->
 
 
 def mapping_norms(objective: Objective, points: list[Tensor], data: Dataset) -> Tensor:
-    """‖G‖² of the full objective with step size 1, for each setting and seed; inf where a run has diverged."""
+    """Return ‖G‖² of the full objective with step size 1, for each setting and seed; inf for diverged runs."""
     total = torch.zeros(points[0].shape[:2], dtype=torch.float64)
     for point, gradient in zip(points, full_gradients(objective, points, data), strict=True):
-        # the penalty knows one axis of runs only
+        # the penalty expects a single axis of runs
         mapping = gradient_mapping(point.flatten(0, 1), gradient.flatten(0, 1), objective.penalty, lr=1.0)
         total += mapping.unflatten(0, point.shape[:2]).square().flatten(2).sum(2)
     return total.nan_to_num(nan=math.inf)

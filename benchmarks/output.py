@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: numbers for programs, a figure, and one table, in a file and on the screen."""
+"""Write the results of a benchmark: numbers, a figure and a table, which is also printed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGES = {
 
 
 def write(folder: Path, name: str, numbers: Any, figure: Figure, columns: tuple[str, ...], rows: list[Any]) -> None:
-    """Write ``name.json``, ``name.png`` and ``name.md`` to a folder, and print the table."""
+    """Write ``name.json``, ``name.png`` and ``name.md`` to ``folder``, and print the table."""
     folder.mkdir(parents=True, exist_ok=True)
     with written_whole(folder / f"{name}.json") as path:
         path.write_text(json.dumps(_finite(numbers), indent=1), encoding="utf-8")
@@ -35,16 +35,16 @@ def write(folder: Path, name: str, numbers: Any, figure: Figure, columns: tuple[
     table = Table(*columns)
     for row in rows:
         table.add_row(*row)
-    Console(width=170).print(table, f"figure, table and numbers: {folder}", soft_wrap=True)
+    Console(width=170).print(table, f"figure, table and numbers are in {folder}", soft_wrap=True)
 
 
-def bars(axes: Any, values: dict[str, float], title: str, best: str, plain: str) -> None:
-    """Draw named values as bars; ours have names that end with ``best`` or ``plain``, and stand out from others."""
+def bars(axes: Any, values: dict[str, float], title: str, orange: str, blue: str | tuple[str, ...]) -> None:
+    """Draw horizontal bars, coloured by the endings of their names; other libraries and torch's SGD are grey."""
 
     def colour(name: str) -> str:
-        if name.startswith("SGD"):  # torch's
+        if name.startswith("SGD"):
             return GREY
-        return ORANGE if name.endswith(best) else BLUE if name.endswith(plain) else GREY
+        return ORANGE if name.endswith(orange) else BLUE if name.endswith(blue) else GREY
 
     drawn = axes.barh(list(values), list(values.values()), color=list(map(colour, values)))
     axes.bar_label(drawn, fmt="%.3g", padding=2, fontsize=8)
@@ -56,7 +56,7 @@ def bars(axes: Any, values: dict[str, float], title: str, best: str, plain: str)
 
 
 def made_with() -> dict[str, str]:
-    """The date, the versions, and the machine."""
+    """Return the date, the versions of the packages, and the processor."""
     packages = [dist for dist in metadata.distributions() if dist.metadata["Name"].lower() in PACKAGES]
     versions = {dist.metadata["Name"].lower(): dist.version for dist in packages}
     when = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
@@ -80,7 +80,7 @@ def _markdown(columns: tuple[str, ...], rows: list[Any]) -> str:
 
 
 def _finite(data: Any) -> Any:
-    """JSON has no infinity: what has diverged becomes null."""
+    """Replace non-finite floats by ``None``, since JSON has no infinity."""
     if isinstance(data, dict):
         return {key: _finite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The methods that are compared: for each the optimizer, how it takes a step, and the 42 settings to tune over."""
+"""The methods to compare: each has an optimizer, a way to step it, and 42 settings to tune over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOMENTA = (0.7, 0.9, 0.99)
 
 @dataclass(frozen=True)
 class Setting:
-    """What is tuned. Settings with the same batch and period can run side by side."""
+    """Tuned quantities. Settings with equal batch and period can run together."""
 
     lr: float
     batch: int
@@ -30,41 +30,41 @@ class Setting:
 
 
 class Oracle(Protocol):
-    """Where closures come from; it counts the gradients that they evaluate."""
+    """Source of closures; counts the gradients that they evaluate."""
 
     def sample(self, size: int) -> Closure:
-        """A closure on a new mini-batch."""
+        """Return a closure on a new mini-batch."""
 
     def everything(self) -> Closure:
-        """A closure on all data."""
+        """Return a closure on all data."""
 
 
 class Solver(ABC):
-    """A method, and a grid of 42 settings: 7 step sizes, and 6 of whatever else it has."""
+    """A method and its grid of 42 settings: 7 step sizes times 6 values of its other options."""
 
     name: str
     options: tuple[str, ...]
-    """What it takes of a setting, besides the batch."""
+    """Fields of a setting that the optimizer takes."""
 
     @abstractmethod
     def grid(self, size: int) -> list[Setting]:
-        """The settings for ``size`` samples in the data."""
+        """Return the settings for data of ``size`` samples."""
 
     @abstractmethod
     def optimizer(self, groups: list[dict[str, Any]], penalty: Penalty) -> ProxOptimizer:
-        """The optimizer of parameter groups, one per setting."""
+        """Return an optimizer of these parameter groups, one per setting."""
 
     @abstractmethod
     def cost(self, optimizer: Any, batch: int, size: int) -> int:
-        """How many gradients the next step evaluates."""
+        """Return how many gradients the next step evaluates."""
 
     def step(self, optimizer: Any, batch: int, oracle: Oracle) -> None:
-        """One step of all groups."""
+        """Take one step of all parameter groups."""
         optimizer.step(oracle.sample(batch))
 
 
 class Vanilla(Solver):
-    """Proximal SGD; with all data it is proximal gradient descent."""
+    """Proximal SGD; with a batch of all data, proximal gradient descent."""
 
     name = "vanilla"
     options = ("lr", "momentum")
@@ -98,7 +98,7 @@ class Storm(Momentum):
 
 
 class Hybrid(Solver):
-    """Starts from a batch 16 times as large, as its theory asks."""
+    """Hybrid SGD; its first batch is 16 times as large, as its theory requires."""
 
     name = "hybrid SGD"
     options = ("lr", "momentum", "averaging")
@@ -119,7 +119,7 @@ class Hybrid(Solver):
 
 
 class SpiderBoost(Solver):
-    """Full gradients at the start of each period, which lasts until as much again went into differences."""
+    """Full gradient at the start of each period; the rest of the period costs about as much."""
 
     name = "SpiderBoost"
     options = ("lr", "period")
@@ -143,7 +143,7 @@ SOLVERS: list[Solver] = [Vanilla(), Momentum(), Storm(), Hybrid(), SpiderBoost()
 
 
 def edges(setting: Setting, grid: list[Setting]) -> list[str]:
-    """The tuned quantities whose best value is the first or last of the grid, where it has more than two."""
+    """Return the quantities whose value is the first or last of at least three in the grid."""
     found = []
     for field in fields(Setting):
         values = sorted({getattr(other, field.name) for other in grid})

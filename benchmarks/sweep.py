@@ -1,4 +1,4 @@
-"""How much faster the synthetic grid runs in one tensor than in a loop of Python for each run."""
+"""Speed-up of the synthetic grid batched in one tensor over one Python loop per run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from proxmo import ProxSGD, SquaredL2
 from proxmo.experiments import synthetic
 
 SEEDS = 50
-SAMPLE = 200  # iterations of a loop that are timed; all of them cost the same
+SAMPLE = 200  # timed iterations of a loop; all iterations cost the same
 
 
-def _loop_of_an_optimizer() -> None:
-    """Some iterations of one run, in the cell M = 10, γ = 0.1 at σ = 5."""
+def _optimizer_loop() -> None:
+    """Run ``SAMPLE`` iterations in the cell M = 10, γ = 0.1 at σ = 5."""
     x = Parameter(torch.full((synthetic.DIMENSION,), synthetic.START, dtype=torch.float64))
     optimizer = ProxSGD([x], lr=0.1, momentum=0.9, penalty=SquaredL2(synthetic.PAPER.curvature))
     generator = torch.Generator().manual_seed(0)
@@ -33,8 +33,8 @@ def _loop_of_an_optimizer() -> None:
         synthetic.PAPER.error(x.detach())
 
 
-def _loop_of_tensors() -> None:
-    """The same with the formula written out, as one would by hand."""
+def _tensor_loop() -> None:
+    """Run the same iterations with the update written out by hand."""
     x = torch.full((synthetic.DIMENSION,), synthetic.START, dtype=torch.float64)
     average = torch.zeros_like(x)
     generator = torch.Generator().manual_seed(0)
@@ -48,15 +48,15 @@ def _loop_of_tensors() -> None:
 
 
 def sweep(folder: Path, repeats: int, iterations: int = synthetic.ITERATIONS) -> None:
-    """Time the whole grid once, and samples of single runs by turns."""
+    """Time the whole grid once, and some iterations of single runs in turns."""
     loops: dict[str, Callable[[], object]] = {
-        "a loop of ProxSGD per run": _loop_of_an_optimizer,
-        "a loop of tensors per run": _loop_of_tensors,
+        "ProxSGD loop per run": _optimizer_loop,
+        "tensor loop per run": _tensor_loop,
     }
     with threads(1):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         found = synthetic.run(SEEDS, iterations)
-        whole = time.perf_counter() - begin
+        whole = time.perf_counter() - start
         seconds = by_turns(loops, repeats)
     runs = len(synthetic.grid(synthetic.PAPER, iterations)) * len(synthetic.SIGMAS) * SEEDS
     gains = {name: value / SAMPLE * iterations * runs / whole for name, value in seconds.items()}

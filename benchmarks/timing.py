@@ -1,4 +1,4 @@
-"""Times that can be compared: all candidates by turns in one run, so that whatever else the machine does meets each."""
+"""Comparable timings: candidates take turns in one process, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-TURN = 1e-3  # seconds that a turn of one candidate takes at least
+TURN = 1e-3  # minimum seconds of a candidate's turn
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Within the block torch has this many threads, and so has the BLAS of NumPy and SciPy."""
+    """Use ``count`` threads in torch and in the BLAS of NumPy and SciPy within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -26,32 +26,34 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def by_turns(candidates: Mapping[str, Callable[[], object]], repeats: int, most: float = 6.0) -> dict[str, float]:
-    """The median seconds of each candidate.
+def by_turns(
+    candidates: Mapping[str, Callable[[], object]], repeats: int, max_seconds: float = 6.0
+) -> dict[str, float]:
+    """Return the median seconds per call of each candidate.
 
-    Each is called once before, which counts only if that alone takes longer than ``most`` seconds. One that is slow is
-    measured fewer times, so that it takes little longer than ``most`` seconds in all, but three times at least. One
-    that takes less than a millisecond is called several times in each turn, as in a loop: else it would be measured how
-    long it takes to fetch it into a cache that others have filled.
+    Every candidate is first called once to warm up; this call counts only if it takes more than ``max_seconds``. A slow
+    candidate gets fewer turns: at least three, and no more once they add up to ``max_seconds``. A candidate that takes
+    less than a millisecond is called several times per turn, as in a loop; a single call would mostly measure the
+    refilling of caches that other candidates have evicted.
     """
     first = {name: _seconds(call, 1) for name, call in candidates.items()}
     calls = dict.fromkeys(candidates, 1)
-    taken: dict[str, list[float]] = {name: [value] if value > most else [] for name, value in first.items()}
+    turns: dict[str, list[float]] = {name: [value] if value > max_seconds else [] for name, value in first.items()}
     order = list(candidates)
     shuffle = random.Random(0).shuffle
     for _ in range(repeats):
-        shuffle(order)  # a candidate also pays for what the one before has left in caches and threads
+        shuffle(order)  # the previous candidate affects caches and threads
         for name in order:
             call = candidates[name]
-            if first[name] <= most and (sum(taken[name]) <= most or len(taken[name]) < 3):
+            if first[name] <= max_seconds and (sum(turns[name]) <= max_seconds or len(turns[name]) < 3):
                 seconds = _seconds(call, calls[name])
                 calls[name] = max(1, round(TURN / seconds))
-                taken[name].append(seconds)
-    return {name: statistics.median(times) for name, times in taken.items()}
+                turns[name].append(seconds)
+    return {name: statistics.median(times) for name, times in turns.items()}
 
 
 def _seconds(call: Callable[[], object], times: int) -> float:
-    begin = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(times):
         call()
-    return (time.perf_counter() - begin) / times
+    return (time.perf_counter() - start) / times

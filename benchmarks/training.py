@@ -1,7 +1,7 @@
-"""What the optimizer costs in training: ResNet-18 for CIFAR-10, ℓ∞,1 on the channels of every layer, batch 256.
+"""Cost of the optimizer in training: ResNet-18 for CIFAR-10, ℓ∞,1 on the channels of every layer, batch 256.
 
-The passes forward and backward are the same with every optimizer, and take hundreds of times as long: they vary by more
-from one to the next than optimizers cost. So each is charged the median over all of them, and its own time on top.
+The forward and backward passes are the same for every optimizer and take hundreds of times as long as its step. They
+vary more than optimizers differ, so each optimizer is charged the median pass of all runs plus its own step.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from proxmo.experiments.networks import ResNet18
 
 BATCH = 256
 WIDTH = 64
-SECONDS = 100.0  # of training with each optimizer
+SECONDS = 100.0  # of training per optimizer
 
 
 class Training:
-    """A network, its optimizer and a batch; a call takes one step of training."""
+    """A network, its optimizer and a batch; a call runs one training step."""
 
     def __init__(self, make_optimizer: Callable[[nn.Module], optim.Optimizer], width: int, batch: int) -> None:
         torch.manual_seed(0)
@@ -36,17 +36,17 @@ class Training:
         self.inputs = torch.randn(batch, 3, 32, 32).to(memory_format=torch.channels_last)
         self.labels = torch.randint(10, (batch,))
         self.optimizer = make_optimizer(self.network)
-        self.in_passes: list[float] = []
-        self.in_optimizer: list[float] = []
+        self.pass_seconds: list[float] = []
+        self.step_seconds: list[float] = []
 
     def __call__(self) -> None:
-        begin = time.perf_counter()
+        start = time.perf_counter()
         self.optimizer.zero_grad()
         functional.cross_entropy(self.network(self.inputs), self.labels).backward()
-        between = time.perf_counter()
+        middle = time.perf_counter()
         self.optimizer.step()
-        self.in_passes.append(between - begin)
-        self.in_optimizer.append(time.perf_counter() - between)
+        self.pass_seconds.append(middle - start)
+        self.step_seconds.append(time.perf_counter() - middle)
 
 
 def _prox_sgd(fused: bool) -> Callable[[nn.Module], optim.Optimizer]:
@@ -54,7 +54,7 @@ def _prox_sgd(fused: bool) -> Callable[[nn.Module], optim.Optimizer]:
 
 
 def training(folder: Path, repeats: int, width: int = WIDTH, batch: int = BATCH) -> None:
-    """Time whole steps of training, at one and two threads."""
+    """Time whole training steps on one and two threads."""
     rows: list[tuple[str, ...]] = []
     numbers: dict[str, Any] = {}
     figure = Figure(figsize=(10, 2.2), layout="constrained")
@@ -67,25 +67,25 @@ def training(folder: Path, repeats: int, width: int = WIDTH, batch: int = BATCH)
             "ℓ∞,1, fused": Training(_prox_sgd(True), width, batch),
         }
         with threads(count):
-            by_turns(runs, repeats, most=SECONDS)
-        in_passes = {name: run.in_passes[1:] for name, run in runs.items()}  # the first also takes memory and compiles
-        steps = {name: median(run.in_optimizer[1:]) for name, run in runs.items()}
-        passes = median([each for taken in in_passes.values() for each in taken])
+            by_turns(runs, repeats, max_seconds=SECONDS)
+        pass_seconds = {name: run.pass_seconds[1:] for name, run in runs.items()}  # the first compiles
+        steps = {name: median(run.step_seconds[1:]) for name, run in runs.items()}
+        passes = median([each for taken in pass_seconds.values() for each in taken])
         seconds = {name: passes + step for name, step in steps.items()}
         found = {}
         for name, step in steps.items():
             found[name] = {
-                "passes": in_passes[name],
+                "passes": pass_seconds[name],
                 "optimizer": step,
                 "images per second": batch / seconds[name],
-                "to SGD": seconds["SGD, fused"] / seconds[name],
-                "share of the optimizer": 1 - passes / seconds[name],
+                "images per second / SGD": seconds["SGD, fused"] / seconds[name],
+                "optimizer share": 1 - passes / seconds[name],
             }
-            speed, share = found[name]["to SGD"], found[name]["share of the optimizer"]
-            own = f"{median(in_passes[name]):.2f} s"
+            speed, share = found[name]["images per second / SGD"], found[name]["optimizer share"]
+            own = f"{median(pass_seconds[name]):.2f} s"
             rows.append((str(count), name, own, f"{1000 * step:.1f} ms", f"{100 * share:.2f} %", f"{speed:.3f}"))
         numbers[f"threads: {count}"] = found
-        shares = {name: 100 * values["share of the optimizer"] for name, values in found.items()}
-        bars(axes, shares, f"threads: {count}\nshare of the optimizer in a step of training, %", ", fused", ", default")
-    columns = ("threads", "optimizer", "both passes", "its step", "share of the step", "images per second / SGD's")
+        shares = {name: 100 * values["optimizer share"] for name, values in found.items()}
+        bars(axes, shares, f"threads: {count}\noptimizer share of a training step, %", ", fused", ", default")
+    columns = ("threads", "optimizer", "both passes", "step", "share of training", "images per second / SGD")
     write(folder, "training", numbers, figure, columns, rows)

@@ -1,6 +1,6 @@
-"""Let a network find its own size: train with a penalty on whole units, remove those that are zero, compare, save.
+"""Let a network find its own size: train with a penalty on whole units, remove the zero units, compare, save.
 
-Run it with `python examples/autosize.py` after `pip install 'proxmo[compact]'`; it takes a few seconds on a laptop.
+Run `python examples/autosize.py` after `pip install 'proxmo[compact]' scikit-learn`; it takes seconds on a laptop.
 """
 
 import time
@@ -26,13 +26,13 @@ def accuracy(model: nn.Module) -> float:
 
 
 def milliseconds(*models: nn.Module) -> list[float]:
-    """Median time of each model on the training images, measured by turns."""
+    """Return the median time of each model on the training images, measured alternately."""
     times: list[list[float]] = [[] for _ in models]
     for _ in range(50):
         for model, taken in zip(models, times, strict=True):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             model(images[train])
-            taken.append(1000 * (time.perf_counter() - begun))
+            taken.append(1000 * (time.perf_counter() - start))
     return [sorted(taken)[25] for taken in times]
 
 
@@ -52,8 +52,8 @@ for epoch in range(1, 61):
 small, report = proxmo.compact(model, images[:2])
 print(report)
 proxmo.save_compact(small, "small.safetensors")
-again = proxmo.load_compact(make_model(), "small.safetensors")
+loaded = proxmo.load_compact(make_model(), "small.safetensors")
 with torch.no_grad():
-    print(f"accuracy {accuracy(model):.1%} before, {accuracy(small):.1%} after, {accuracy(again):.1%} from the file")
+    print(f"accuracy {accuracy(model):.1%} before, {accuracy(small):.1%} after, {accuracy(loaded):.1%} from the file")
     dense, compacted = milliseconds(model, small)
 print(f"{dense / compacted:.1f} times faster")

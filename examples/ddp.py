@@ -1,7 +1,7 @@
-"""Data-parallel training: `torchrun --nproc-per-node 2 examples/ddp.py`. Nothing in proxmo has to be told about it.
+"""Data-parallel training: `torchrun --nproc-per-node 2 examples/ddp.py`. proxmo needs no extra setup.
 
-DistributedDataParallel averages the gradients over the processes, so every rank takes the same step of the same
-optimizer, prox included, and the weights stay equal. Only rank 0 prints and saves.
+DistributedDataParallel averages the gradients over the ranks, so every rank takes the same step, prox included, and the
+weights stay equal. Only rank 0 prints and saves. Needs `pip install scikit-learn`.
 """
 
 import torch
@@ -15,7 +15,7 @@ import proxmo
 distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 rank = distributed.get_rank()
 device = torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
-torch.manual_seed(0)  # the same start on every rank
+torch.manual_seed(0)  # the same initial weights on every rank
 
 digits = load_digits(return_X_y=True)
 data = TensorDataset(torch.tensor(digits[0] / 16, dtype=torch.float32), torch.tensor(digits[1]))
@@ -35,5 +35,5 @@ for epoch in range(40):
         print(f"epoch {epoch + 1}: {optimizer.sparsity()[0].groups:.0%} of the hidden neurons are zero", flush=True)
 if rank == 0:
     torch.save({"network": network.state_dict(), "optimizer": optimizer.state_dict()}, "checkpoint.pt")
-distributed.barrier()  # a rank that leaves at once may abort: gloo's threads still hold its last gradients
+distributed.barrier()  # a rank that exits early may abort: gloo's threads still hold its last gradients
 distributed.destroy_process_group()

@@ -1,11 +1,11 @@
-"""Sharded training that survives:
+"""Sharded training that survives killed ranks:
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 2 --max-restarts 3 examples/fsdp.py
 
-`fully_shard` divides parameters, gradients and the optimizer's state among the processes. Every few steps a distributed
-checkpoint is written; whenever processes die, torchrun starts all of them again, and they go on from the last one, also
-if they are more or fewer then. (The variable keeps torchrun from giving them the addresses of the dead ones, on which
-they would wait for each other.) Give the folder of the checkpoints as an argument, or take ./checkpoints.
+`fully_shard` shards parameters, gradients and optimizer state over the ranks. A distributed checkpoint is written every
+few steps. When a rank dies, torchrun restarts all ranks, and they resume from the last checkpoint, even if their number
+has changed. (Without the environment variable, restarted ranks may read the addresses of dead ones and deadlock.)
+The optional argument is the checkpoint folder, by default ./checkpoints. Needs `pip install scikit-learn`.
 """
 
 import os
@@ -37,9 +37,9 @@ rank, ranks = distributed.get_rank(), distributed.get_world_size()
 
 images, labels = (torch.tensor(array).to(device) for array in load_digits(return_X_y=True))
 images = images.float() / 16
-torch.manual_seed(0)  # the same start on every rank
+torch.manual_seed(0)  # the same initial weights on every rank
 network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).to(device)
-fully_shard(network)  # first, since it replaces the parameters
+fully_shard(network)  # before the optimizer is made, since this replaces the parameters
 optimizer = proxmo.ProxSGD(proxmo.param_groups(network, proxmo.GroupL2(0.02), exclude=["2"]), lr=1.0)
 
 step = 0
@@ -51,17 +51,17 @@ if saved := sorted(folder.glob("step-*[0-9]")):
     step = int(saved[-1].name.removeprefix("step-"))
 while step < STEPS:
     batch = torch.randint(len(images), (BATCH,), generator=torch.Generator().manual_seed(step)).to(device)
-    mine = batch[rank::ranks]  # the batches depend on the step alone, so a restart meets the same ones
+    local = batch[rank::ranks]  # batches depend only on the step, so that they are the same after a restart
     optimizer.zero_grad()
-    nn.functional.cross_entropy(network(images[mine]), labels[mine]).backward()
+    nn.functional.cross_entropy(network(images[local]), labels[local]).backward()
     optimizer.step()
     step += 1
     if step % EVERY == 0:
-        zero = optimizer.sparsity()[0].groups  # of the whole network: every rank must ask, and one may print
+        zero = optimizer.sparsity()[0].groups  # a collective operation: every rank must call it
         model_state, optimizer_state = get_state_dict(network, optimizer)
         unfinished = folder / f"step-{step:06}.unfinished"
         dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=unfinished)
-        if rank == 0:  # a name without that ending only once all is there, so that no half a checkpoint is ever loaded
+        if rank == 0:  # rename only when complete, so that no partial checkpoint is ever loaded
             shutil.rmtree(final := folder / f"step-{step:06}", ignore_errors=True)
             unfinished.rename(final)
             print(f"step {step}: {zero:.0%} of the hidden neurons are zero", flush=True)
@@ -69,5 +69,5 @@ while step < STEPS:
 whole = get_model_state_dict(network, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 if rank == 0:
     torch.save(whole, folder / "network.pt")  # ordinary tensors, ready for proxmo.compact in one process
-distributed.barrier()  # a rank that leaves at once may abort: gloo's threads still hold its last gradients
+distributed.barrier()  # a rank that exits early may abort: gloo's threads still hold its last gradients
 distributed.destroy_process_group()

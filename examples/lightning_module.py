@@ -1,7 +1,7 @@
-"""Lightning: `python examples/lightning_module.py`, with `--resume` to go on from its last checkpoint.
+"""Lightning: `python examples/lightning_module.py`; `--resume` continues from the last checkpoint.
 
-Needs `pip install pytorch-lightning`; with the package `lightning`, write `import lightning.pytorch as pl`. Lightning
-steps and saves both schedulers; it asks for `lr_scheduler_step` because ours is not one of torch's classes.
+Needs `pip install pytorch-lightning scikit-learn`; with `lightning` instead, write `import lightning.pytorch as pl`.
+Lightning steps and saves both schedulers; it requires `lr_scheduler_step` because one of them is not a torch class.
 """
 
 import sys
@@ -26,7 +26,7 @@ class Digits(pl.LightningModule):
     def train_dataloader(self) -> DataLoader:
         digits = load_digits(return_X_y=True)
         data = TensorDataset(torch.tensor(digits[0] / 16, dtype=torch.float32), torch.tensor(digits[1]))
-        # Lightning tells this sampler the epoch, from which it draws the order: the same after --resume
+        # Lightning sets the epoch of this sampler, so that the order is the same after --resume
         sampler = DistributedSampler(data, self.trainer.world_size, self.trainer.global_rank)
         return DataLoader(data, batch_size=64, sampler=sampler)
 
@@ -34,7 +34,7 @@ class Digits(pl.LightningModule):
         return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
 
     def configure_optimizers(self) -> tuple[list, list]:
-        hidden = proxmo.param_groups(self.network[0], proxmo.GroupL2(0.02))  # whole neurons vanish
+        hidden = proxmo.param_groups(self.network[0], proxmo.GroupL2(0.02))  # zeroes whole neurons
         head = [{**group, "lr": 0.2} for group in proxmo.param_groups(self.network[2], proxmo.L1(1e-3))]
         optimizer = proxmo.ProxSGD([*hidden, *head], lr=1.0, momentum=0.9)
         steps = EPOCHS * len(self.train_dataloader())
@@ -52,11 +52,11 @@ class Digits(pl.LightningModule):
 
 
 def train(folder: Path, until: int = EPOCHS, resume: bool = False) -> None:
-    """Train up to an epoch, from the start or from the checkpoint in the folder."""
+    """Train until an epoch, from scratch or from the checkpoint in ``folder``."""
     torch.manual_seed(0)
-    saving = pl.callbacks.ModelCheckpoint(folder, "lightning", enable_version_counter=False)
+    checkpoint = pl.callbacks.ModelCheckpoint(folder, "lightning", enable_version_counter=False)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(max_epochs=until, callbacks=[saving], **quiet)
+    trainer = pl.Trainer(max_epochs=until, callbacks=[checkpoint], **quiet)
     trainer.fit(Digits(), ckpt_path=folder / "lightning.ckpt" if resume else None)
 
 

@@ -1,7 +1,7 @@
-"""The ordinary training loop: `python examples/plain.py`, with `--resume` to go on from its last checkpoint.
+"""Plain training loop: `python examples/plain.py`; `--resume` continues from the last checkpoint.
 
-It has all that such a loop usually has: parameter groups with penalties and learning rates of their own, a scheduler of
-lr, a warm-up of the strengths, automatic mixed precision, and checkpoints that hold all of it.
+It shows parameter groups with their own penalties and learning rates, an lr scheduler, a warm-up of the strengths,
+automatic mixed precision, and checkpoints of everything. Needs `pip install scikit-learn`.
 """
 
 import sys
@@ -18,24 +18,24 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def train(folder: Path, until: int = EPOCHS, resume: bool = False) -> None:
-    """Train up to an epoch, from the start or from the checkpoint in the folder."""
+    """Train until an epoch, from scratch or from the checkpoint in ``folder``."""
     digits = load_digits(return_X_y=True)
     images, labels = torch.tensor(digits[0] / 16, dtype=torch.float32).to(DEVICE), torch.tensor(digits[1]).to(DEVICE)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).to(DEVICE)
-    hidden = proxmo.param_groups(model[0], proxmo.GroupL2(0.02))  # whole neurons vanish
-    head = [{**group, "lr": 0.2} for group in proxmo.param_groups(model[2], proxmo.L1(1e-3))]  # single weights do
+    hidden = proxmo.param_groups(model[0], proxmo.GroupL2(0.02))  # zeroes whole neurons
+    head = [{**group, "lr": 0.2} for group in proxmo.param_groups(model[2], proxmo.L1(1e-3))]  # zeroes single weights
     optimizer = proxmo.ProxSGD([*hidden, *head], lr=1.0, momentum=0.9)
     steps = EPOCHS * -(-len(labels) // 64)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     strengths = proxmo.StrengthScheduler(optimizer, lambda step: min(1.0, 2 * step / steps))
-    parts = {"model": model, "optimizer": optimizer, "rates": rates, "strengths": strengths}
+    components = {"model": model, "optimizer": optimizer, "rates": rates, "strengths": strengths}
     first = 0
     if resume:
         checkpoint = torch.load(folder / "plain.pt", weights_only=True)
         first = checkpoint["epoch"]
-        for name, part in parts.items():
-            part.load_state_dict(checkpoint[name])
+        for name, component in components.items():
+            component.load_state_dict(checkpoint[name])
 
     for epoch in range(first, until):
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))  # the same after --resume
@@ -48,7 +48,8 @@ def train(folder: Path, until: int = EPOCHS, resume: bool = False) -> None:
             rates.step()
             strengths.step()
         torch.save(
-            {"epoch": epoch + 1, **{name: part.state_dict() for name, part in parts.items()}}, folder / "plain.pt"
+            {"epoch": epoch + 1, **{name: component.state_dict() for name, component in components.items()}},
+            folder / "plain.pt",
         )
         if epoch % 3 == 2:
             zero = optimizer.sparsity()[0].groups

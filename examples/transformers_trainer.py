@@ -1,7 +1,7 @@
-"""Hugging Face Trainer: `python examples/transformers_trainer.py`, with `--resume` to go on from its last checkpoint.
+"""Hugging Face Trainer: `python examples/transformers_trainer.py`; `--resume` continues from the last checkpoint.
 
-Needs `pip install transformers accelerate`; the model is a small BERT made here, nothing is downloaded.
-Trainer takes the optimizer and the scheduler of lr, and a callback steps the strengths.
+Needs `pip install transformers accelerate scikit-learn`. The model is a small BERT with random weights; nothing is
+downloaded. Trainer takes the optimizer and the lr scheduler; a callback steps the strength scheduler.
 """
 
 import sys
@@ -17,7 +17,7 @@ STEPS = 300
 
 
 class Strengths(transformers.TrainerCallback):
-    """Steps the strengths after the optimizer; the step to begin with is that of the checkpoint, if there is one."""
+    """Steps the strength scheduler after the optimizer; resumes at the step of the checkpoint, if any."""
 
     def __init__(self, optimizer: proxmo.ProxSGD) -> None:
         self.optimizer = optimizer
@@ -34,16 +34,16 @@ class Strengths(transformers.TrainerCallback):
 
 
 def train(folder: Path, until: int = STEPS, resume: bool = False) -> None:
-    """Train up to a step, from the start or from the last checkpoint in the folder."""
+    """Train until a step, from scratch or from the last checkpoint in ``folder``."""
     transformers.utils.logging.disable_progress_bar()
     digits = load_digits()
-    images = torch.tensor(digits.images / 16, dtype=torch.float32).reshape(-1, 2, 32)  # two words: the halves
+    images = torch.tensor(digits.images / 16, dtype=torch.float32).reshape(-1, 2, 32)  # two tokens per image
     data = [{"inputs_embeds": image, "labels": int(label)} for image, label in zip(images, digits.target, strict=True)]
     transformers.set_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.BertConfig(vocab_size=1, num_labels=10, initializer_range=0.1, **sizes)
     model = transformers.BertForSequenceClassification(config)
-    others = ["*.embeddings", "*.attention", "*.output", "*.pooler", "classifier"]  # only the hidden neurons are left
+    others = ["*.embeddings", "*.attention", "*.output", "*.pooler", "classifier"]  # penalize only hidden neurons
     groups = proxmo.param_groups(model, proxmo.GroupL2(0.015), exclude=others)
     optimizer = proxmo.ProxSGD(groups, lr=0.5, momentum=0.9)
     rates = transformers.get_cosine_schedule_with_warmup(optimizer, STEPS // 10, STEPS)

@@ -1,4 +1,4 @@
-"""Settings that all tests share."""
+"""Settings shared by all tests."""
 
 import hypothesis
 import matplotlib
@@ -7,6 +7,6 @@ import torch
 matplotlib.use("Agg")
 torch.set_num_threads(1)  # pytest-xdist runs one process per core
 
-# The same examples on every run: a failure can be repeated, and the suite passes or fails for a reason.
+# The same examples on every run, so that failures can be reproduced.
 hypothesis.settings.register_profile("proxmo", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("proxmo")

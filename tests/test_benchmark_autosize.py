@@ -1,4 +1,4 @@
-"""The benchmark of compaction: equal sizes are equal, and it writes what it says."""
+"""The compaction benchmark compares networks of equal size, and writes its results."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def small_problem() -> autosize.Problem:
     )
 
 
-def test_pruned_networks_are_as_narrow_as_those_of_the_prox() -> None:
+def test_pruned_networks_have_the_widths_of_prox_networks() -> None:
     results = autosize.compare(small_problem(), "ℓ2,1", 2, lambda: None)
     by_method = {method: [r for r in results if r.method == method] for method in autosize.METHODS}
     assert [r.parameters for r in by_method["momentum"]] == [r.parameters for r in by_method["subgradient"]]
@@ -32,7 +32,7 @@ def test_pruned_networks_are_as_narrow_as_those_of_the_prox() -> None:
     assert all(r.parameters[1] < r.parameters[0] for r in by_method["momentum"])
 
 
-def test_the_subgradient_alone_makes_no_zeros() -> None:
+def test_subgradient_training_makes_no_zero_units() -> None:
     run = autosize.train(small_problem(), "ℓ2,1", "subgradient", 0.02, 0.3, seed=0)
     assert run.optimizer.sparsity()[0].groups == 0.0
     autosize.prune(run.optimizer, [3, 5])
@@ -41,7 +41,7 @@ def test_the_subgradient_alone_makes_no_zeros() -> None:
     assert int(kept.sum()) == 3
 
 
-def test_figure_table_and_numbers_are_written(
+def test_main_writes_figure_table_and_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(autosize, "problems", lambda fashion: [small_problem()])

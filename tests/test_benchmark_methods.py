@@ -1,4 +1,4 @@
-"""The comparison of methods: runs side by side are the runs alone, gradients are counted, losses are as said."""
+"""The comparison of methods: batched runs equal single runs, gradients are counted, losses match their formulas."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small() -> Dataset:
 
 
 def one_loss(objective: Objective, point: list[Tensor], a: Tensor, label: int) -> float:
-    """The loss on one sample, with scalars and loops."""
+    """Return the loss on one sample, computed with scalars and loops."""
     if isinstance(objective, NonconvexLogistic):
         t = float(a @ point[0]) * (1 if label > 0 else -1)
         return math.log1p(math.exp(-t)) - math.log1p(math.exp(-t - 1))
@@ -48,7 +48,7 @@ def one_loss(objective: Objective, point: list[Tensor], a: Tensor, label: int) -
 
 
 @each_objective
-def test_losses_and_gradients(objective: Objective) -> None:
+def test_losses_and_gradients_equal_scalar_reference(objective: Objective) -> None:
     data = small()
     start = objective.start(data, range(2))
     generator = torch.Generator().manual_seed(0)
@@ -60,7 +60,7 @@ def test_losses_and_gradients(objective: Objective) -> None:
         row = int(rows[s, b])
         expected = one_loss(objective, [p[g, s] for p in points], data.inputs[row], int(data.classes[row]))
         assert float(losses[g, s, b]) == pytest.approx(expected, rel=1e-10)
-    # the gradient of one run: central differences
+    # check the gradient of one run by central differences
     found = gradients(objective, points, data.inputs[rows], data.classes[rows])
     step = 1e-6
     for layer, place in enumerate(points):
@@ -74,7 +74,7 @@ def test_losses_and_gradients(objective: Objective) -> None:
 
 
 @each_objective
-def test_full_gradients_in_parts(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_gradients_do_not_depend_on_chunk_size(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
     data = small()
     points = [torch.stack([x, 2 * x + 0.1]) for x in objective.start(data, range(3))]
     whole = full_gradients(objective, points, data)
@@ -88,19 +88,19 @@ def test_full_gradients_in_parts(objective: Objective, monkeypatch: pytest.Monke
 
 
 @each_solver
-def test_runs_side_by_side_are_the_runs_alone(solver: Solver) -> None:
+def test_batched_runs_equal_single_runs(solver: Solver) -> None:
     data, objective = small(), RobustRows()
     settings = [s for s in solver.grid(data.size) if s.lr <= 1]
     settings = [s for s in settings if (s.batch, s.period) == (settings[0].batch, settings[0].period)]
     assert len(settings) > 1
-    together = methods.run(solver, settings, objective, data, range(2), [100, 400])
-    for setting, errors in zip(settings, together, strict=True):
-        alone = methods.run(solver, [setting], objective, data, range(2), [100, 400])[0]
-        np.testing.assert_allclose(errors, alone, rtol=1e-9)
+    batched = methods.run(solver, settings, objective, data, range(2), [100, 400])
+    for setting, errors in zip(settings, batched, strict=True):
+        single = methods.run(solver, [setting], objective, data, range(2), [100, 400])[0]
+        np.testing.assert_allclose(errors, single, rtol=1e-9)
 
 
-def test_gradients_are_counted_and_known_in_advance() -> None:
-    """After four steps: one, one, two points per sample, or three; SpiderBoost starts with all data."""
+def test_cost_predicts_evaluated_gradients() -> None:
+    """Count four steps; two-point methods start with one point, hybrid SGD with a large batch, SpiderBoost with all."""
     data, objective = small(), NonconvexLogistic()
     expected = {
         "vanilla": 4 * 16,
@@ -115,9 +115,9 @@ def test_gradients_are_counted_and_known_in_advance() -> None:
         optimizer = solver.optimizer([{"params": params[0]}], objective.penalty)
         oracle = methods.Oracle(objective, data, points, params, seed=0)
         for _ in range(4):
-            announced = oracle.evaluated + solver.cost(optimizer, 16, data.size)
+            predicted = oracle.evaluated + solver.cost(optimizer, 16, data.size)
             solver.step(optimizer, 16, oracle)
-            assert oracle.evaluated == announced
+            assert oracle.evaluated == predicted
         assert oracle.evaluated == expected[solver.name]
 
 
@@ -126,14 +126,14 @@ def test_all_grids_have_the_same_size() -> None:
         assert {len(set(solver.grid(size))) for solver in SOLVERS} == {42}
 
 
-def test_edges_of_a_grid_are_told() -> None:
+def test_edges_names_quantities_at_the_ends_of_the_grid() -> None:
     grid = SOLVERS[1].grid(1000)
     middle = next(s for s in grid if (s.lr, s.momentum) == (1.0, 0.9))
-    assert edges(middle, grid) == []  # of two batch sizes either is at an edge
+    assert edges(middle, grid) == []  # with two batch sizes, either would be at an edge
     assert edges(grid[0], grid) == ["lr", "momentum"]
 
 
-def test_files_in_libsvm_format(tmp_path: Path) -> None:
+def test_from_file_reads_libsvm_format(tmp_path: Path) -> None:
     path = tmp_path / "tiny.txt.bz2"
     path.write_bytes(bz2.compress(b"1 1:3 2:4\n2 3:1\n2 1:1\n"))
     data = from_file(path)
@@ -142,7 +142,7 @@ def test_files_in_libsvm_format(tmp_path: Path) -> None:
     assert data.classes.tolist() == [0, 1, 1]
 
 
-def test_the_command_writes_a_figure_a_table_and_numbers(
+def test_main_writes_figure_table_and_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(methods, "embedded", lambda _: small())
@@ -151,7 +151,7 @@ def test_the_command_writes_a_figure_a_table_and_numbers(
     written = json.loads((tmp_path / "deep" / "er" / "methods.json").read_text())
     assert [result["method"] for result in written] == ["vanilla", "momentum"] * 3
     for result in written:
-        if "network" not in result["problem"]:  # 160 gradients are too few for that one
+        if "network" not in result["problem"]:  # 160 gradients are too few to train it
             assert result["median"][-1] < result["median"][0]
         assert result["gradients"][-1] == 160
     assert (tmp_path / "deep" / "er" / "methods.png").stat().st_size > 10_000

@@ -1,8 +1,10 @@
-"""The benchmarks of speed run, check what they time, and leave their files behind."""
+"""The speed benchmarks run, check what they time, and write their results."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -22,22 +24,28 @@ def numbers(folder: Path, name: str) -> Any:
     return json.loads((folder / f"{name}.json").read_text())
 
 
-def test_steps(tmp_path: Path) -> None:
+def test_steps_reports_ratios_to_fused_sgd(tmp_path: Path) -> None:
     steps.steps(tmp_path, 3, {"small": lambda: [(20, 30), (20,)], "smaller": lambda: [(2, 3)]})
     found = numbers(tmp_path, "steps")
     assert set(found) == {f"{model}, threads: {count}" for model in ("small", "smaller") for count in (1, 2)}
     ratios = found["small, threads: 1"]["ratios"]
     assert ratios["SGD, fused"] == 1
-    assert {"none, fused", "ℓ1, default", "ℓ∞,1, fused"} < set(ratios)
+    assert {"none, fused", "ℓ1, default", "ℓ∞,1, fused", "ℓ1, tensor lr", "ℓ1, nonfinite skip"} < set(ratios)
     assert "| small | SGD, fused | 1.00 | 1.00 |" in (tmp_path / "steps.md").read_text()
 
 
-def test_models_are_of_the_size_that_they_say() -> None:
+def test_optimizer_options_override_defaults() -> None:
+    grads = steps.gradients([(2, 3)])
+    lrs = [steps.optimizer(grads, torch.optim.SGD, **options).defaults["lr"] for options in ({}, {"lr": 0.5})]
+    assert lrs == [0.01, 0.5]
+
+
+def test_models_have_the_stated_sizes() -> None:
     sizes = {name: sum(torch.Size(shape).numel() for shape in shapes()) for name, shapes in steps.MODELS.items()}
-    assert list(sizes.values()) == [11_173_962, 124_439_808, 100_000]
+    assert list(sizes.values()) == [11_173_962, 124_439_808, 100_000, 51_200]
 
 
-def test_a_peer_that_is_wrong_or_missing_is_not_timed(
+def test_wrong_and_missing_peers_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def wrong(x: Tensor, threshold: float) -> Tensor:
@@ -50,26 +58,26 @@ def test_a_peer_that_is_wrong_or_missing_is_not_timed(
     monkeypatch.setattr(peers, "PEERS", dict.fromkeys(kernels.KERNELS, broken))
     small = {name: replace(kernel, matrices=[(20, 30)]) for name, kernel in kernels.KERNELS.items()}
     kernels.kernels(tmp_path, 3, small)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "ℓ∞,1 without not_installed: ModuleNotFoundError" in said
-    assert "ℓ1 ball without csv on (20, 30), threshold 0.1: OSError: not today" in said
-    assert "simplex without json on (20, 30), threshold 0.1: it is off by" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "ℓ∞,1: skipped not_installed: ModuleNotFoundError" in output
+    assert "ℓ1 ball: skipped csv on (20, 30), threshold 0.1: OSError: not today" in output
+    assert "simplex: skipped json on (20, 30), threshold 0.1: relative error" in output
     found = numbers(tmp_path, "kernels")
     assert len(found) == 2 * len(small)
     for title, kinds in found.items():
         textbook = small[title.split(", 20")[0]].textbook_name
-        assert kinds.keys() == {"small", "middling", "large"}
-        assert all(set(seconds) == {"copy", "proxmo, fused", "proxmo, plain", textbook} for seconds in kinds.values())
+        assert kinds.keys() == {"small", "medium", "large"}
+        assert all(set(seconds) == {"copy", "proxmo, fused", "proxmo, eager", textbook} for seconds in kinds.values())
 
 
-def test_training(tmp_path: Path) -> None:
+def test_training_reports_speed_and_optimizer_share(tmp_path: Path) -> None:
     training.training(tmp_path, 3, width=8, batch=4)
     for found in numbers(tmp_path, "training").values():
-        assert found["SGD, fused"]["to SGD"] == 1
-        assert all(0 < values["share of the optimizer"] < 1 for values in found.values())
+        assert found["SGD, fused"]["images per second / SGD"] == 1
+        assert all(0 < values["optimizer share"] < 1 for values in found.values())
 
 
-def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_grid_is_faster_than_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "SAMPLE", 5)
     sweep.sweep(tmp_path, 3, iterations=20)
     found = numbers(tmp_path, "sweep")
@@ -77,7 +85,7 @@ def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(gain > 1 for gain in found["gains"].values())
 
 
-def test_curves(tmp_path: Path) -> None:
+def test_curves_times_each_size(tmp_path: Path) -> None:
     curves.curves(tmp_path, 3, largest=2000)
     found = numbers(tmp_path, "curves")
     assert set(found["columns of 64 rows"]) == {"1", "4", "16"}
@@ -85,24 +93,53 @@ def test_curves(tmp_path: Path) -> None:
     assert "1" in found["threads"]
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_runs_chosen_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[tuple[Path, int]] = []
     monkeypatch.setitem(command.SUITES, "steps", lambda folder, repeats: called.append((folder, repeats)))
     monkeypatch.setattr(sys, "argv", ["benchmarks", "steps", "--out", str(tmp_path), "--repeats", "5"])
     command.main()
     assert called == [(tmp_path, 5)]
     assert json.loads((tmp_path / "made_with.json").read_text())["torch"] == torch.__version__
-    for wrong, message in (
-        (["step"], "there is no suite step; there are steps, kernels"),
-        (["--repeats", "2"], "least 3"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["benchmarks", *wrong])
-        with pytest.raises(SystemExit):
-            command.main()
-        assert message in capsys.readouterr().err
 
 
-def test_candidates_take_turns() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["step"], "SUITE must be one of steps, kernels, training, sweep, curves, got step"),
+        (["--repeats", "2"], "--repeats must be at least 3, got 2"),
+    ],
+)
+def test_command_refuses_wrong_arguments(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["benchmarks", "benchmarks.methods", "benchmarks.communication"])
+def test_missing_packages_are_named_without_a_traceback(module: str) -> None:
+    # -S leaves only the standard library
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    root = Path(__file__).parent.parent
+    run = subprocess.run(
+        [sys.executable, "-S", "-m", module], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1
+    assert run.stderr == (
+        "benchmarks need matplotlib, rich, sklearn, threadpoolctl: run pip install 'proxmo[reproduce,fast]'\n"
+    )
+
+
+def test_command_needs_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "steps"])
+    with pytest.raises(SystemExit, match=r"benchmarks need numba: run pip install 'proxmo\[reproduce,fast\]'"):
+        command.main()
+
+
+def test_candidates_take_turns_in_random_order() -> None:
     order: list[str] = []
 
     def call(name: str) -> None:
@@ -112,15 +149,25 @@ def test_candidates_take_turns() -> None:
     seconds = timing.by_turns({name: partial(call, name) for name in "ab"}, repeats=8)
     rounds = ["".join(pair) for pair in zip(order[::2], order[1::2], strict=True)]
     assert len(rounds) == 9
-    assert set(rounds) == {"ab", "ba"}  # each once in every round, not always after the same one
+    assert set(rounds) == {"ab", "ba"}
     assert all(value > timing.TURN for value in seconds.values())
-    timing.by_turns({"slow": lambda: order.append("slow")}, repeats=5, most=0.0)
-    assert order.count("slow") == 1
+
+
+def test_very_slow_candidates_are_called_once() -> None:
+    calls: list[None] = []
+    timing.by_turns({"slow": lambda: calls.append(None)}, repeats=5, max_seconds=0.0)
+    assert len(calls) == 1
+
+
+def test_fast_candidates_are_called_many_times_per_turn() -> None:
+    order: list[str] = []
     timing.by_turns({"short": lambda: order.append("short"), "other": lambda: order.append("other")}, repeats=3)
-    first = order.index("short")
-    assert sorted(order[first : first + 4]) == ["other", "other", "short", "short"]
-    assert len(set(order[first + 4 : first + 24])) == 1  # as many as take a millisecond
+    assert sorted(order[:4]) == ["other", "other", "short", "short"]  # a warm-up and a first turn
+    assert len(set(order[4:24])) == 1
+
+
+def test_threads_restores_the_thread_count() -> None:
     before = torch.get_num_threads()
-    with timing.threads(1):
-        assert torch.get_num_threads() == 1
+    with timing.threads(before + 1):
+        assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before

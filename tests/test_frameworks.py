@@ -1,4 +1,4 @@
-"""proxmo inside training frameworks: what reaches the prox, what checkpoints keep, and that the examples run."""
+"""proxmo in training frameworks: lr and strength reach the prox, checkpoints are complete, and the examples run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ import proxmo
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 STEPS = 6
-ACCUMULATED = 2  # batches to a step, so that a scheduler or a prox that goes by batches is found out
-OF_LIGHTNING = [
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),  # by torch, and in use there
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* is not empty:UserWarning"),  # after an interruption
+ACCUMULATED = 2  # batches per step, to detect a scheduler or a prox that runs per batch
+LIGHTNING_WARNINGS = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),  # deprecated by torch
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* is not empty:UserWarning"),  # when resuming
 ]
 
 
 class Idle(nn.Module):
-    """A model whose gradients are all zero, so that a step is the prox alone."""
+    """A model with zero gradients, so that a step is the prox alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Idle(nn.Module):
 
 
 class Training(NamedTuple):
-    """All that a framework is given; its schedulers are to be stepped after each step of the optimizer."""
+    """What a framework is given; it must step the schedulers after each optimizer step."""
 
     model: Idle
     optimizer: proxmo.ProxSGD
@@ -57,7 +57,7 @@ class Training(NamedTuple):
         return [{"x": torch.zeros(1)}] * (STEPS * ACCUMULATED)
 
 
-def by_lightning(training: Training) -> None:
+def train_with_lightning(training: Training) -> None:
     import pytorch_lightning as pl
 
     class Module(pl.LightningModule):
@@ -86,7 +86,7 @@ def by_lightning(training: Training) -> None:
     ).fit(Module(), DataLoader(training.data))
 
 
-def by_accelerate(training: Training) -> None:
+def train_with_accelerate(training: Training) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
@@ -103,7 +103,7 @@ def by_accelerate(training: Training) -> None:
             optimizer.zero_grad()
 
 
-def by_trainer(training: Training) -> None:
+def train_with_trainer(training: Training) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Strengths(TrainerCallback):
@@ -127,8 +127,11 @@ def by_trainer(training: Training) -> None:
     ).train()
 
 
-@pytest.mark.parametrize("framework", [pytest.param(by_lightning, marks=OF_LIGHTNING), by_accelerate, by_trainer])
-def test_each_group_takes_each_step_with_its_own_lr_and_strength(
+@pytest.mark.parametrize(
+    "framework",
+    [pytest.param(train_with_lightning, marks=LIGHTNING_WARNINGS), train_with_accelerate, train_with_trainer],
+)
+def test_each_parameter_group_uses_its_own_lr_and_strength(
     framework: Callable[[Training], None], tmp_path: Path
 ) -> None:
     model = Idle()
@@ -160,15 +163,15 @@ def test_each_group_takes_each_step_with_its_own_lr_and_strength(
 
 
 class Example(NamedTuple):
-    """An example, where to interrupt it, and how to read what its framework saved."""
+    """An example, where to interrupt it, and how to read its checkpoint."""
 
     name: str
     until: int
-    """In its warm-up, so that strength and lr are on their way."""
+    """Epoch or step to interrupt at, during warm-up, so that strength and lr still change."""
     hidden: str
-    """The weight whose rows are the neurons to vanish."""
+    """The weight with one penalized neuron per row."""
     read: Callable[[Path], dict[str, Any]]
-    """Its last checkpoint as `weights`, `optimizer` and `schedulers`, read as data only."""
+    """Returns the last checkpoint as `weights`, `optimizer` and `schedulers`."""
 
 
 def load(file: Path) -> Any:
@@ -202,14 +205,14 @@ def read_trainer(folder: Path) -> dict[str, Any]:
 
 CASES = [
     Example("plain", 5, "0.weight", read_plain),
-    pytest.param(Example("lightning_module", 5, "network.0.weight", read_lightning), marks=OF_LIGHTNING),
+    pytest.param(Example("lightning_module", 5, "network.0.weight", read_lightning), marks=LIGHTNING_WARNINGS),
     Example("accelerate_loop", 5, "0.weight", read_accelerate),
     Example("transformers_trainer", 147, "bert.encoder.layer.0.intermediate.dense.weight", read_trainer),
 ]
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What nested dictionaries and sequences hold, by its path; tensors as bytes, so that it can be compared."""
+    """Yield the path and value of each leaf of nested containers; tensors as bytes, so that ``==`` works."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from leaves(value, f"{path}/{key}")
@@ -221,30 +224,30 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("example", CASES, ids=lambda example: example.name)
-def test_an_example_that_was_interrupted_ends_where_the_whole_one_does(example: Example, tmp_path: Path) -> None:
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
+def test_resumed_example_equals_uninterrupted_one(example: Example, tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     whole.mkdir()
-    halves.mkdir()
+    resumed.mkdir()
     script = EXAMPLES / f"{example.name}.py"
     assert f"`python examples/{script.name}`" in script.read_text(encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     run = subprocess.run(
         [sys.executable, script], cwd=whole, capture_output=True, text=True, check=True, env=environment
     )
-    ended = example.read(whole)
+    final = example.read(whole)
     shares = [int(share) for share in re.findall(r"(\d+)% of the hidden neurons are zero", run.stdout)]
-    zero = (ended["weights"][example.hidden] == 0).all(1).float().mean()
+    zero = (final["weights"][example.hidden] == 0).all(1).float().mean()
     assert len(shares) == 4
     assert 50 < shares[-1] == round(100 * float(zero)) < 100
 
     train = import_module(f"examples.{example.name}").train
-    train(halves, until=example.until)
-    interrupted = example.read(halves)
+    train(resumed, until=example.until)
+    interrupted = example.read(resumed)
     assert (interrupted["weights"][example.hidden] == 0).all(1).any()
-    groups = zip(interrupted["optimizer"]["param_groups"], ended["optimizer"]["param_groups"], strict=True)
+    groups = zip(interrupted["optimizer"]["param_groups"], final["optimizer"]["param_groups"], strict=True)
     pairs = [(now["penalty"], last["penalty"]) for now, last in groups if now["penalty"]]
     strengths = [(now[name]["strength"], last[name]["strength"]) for now, last in pairs for name in now]
     assert strengths
     assert all(0 < now < last for now, last in strengths)
-    train(halves, resume=True)
-    assert dict(leaves(example.read(halves))) == dict(leaves(ended))
+    train(resumed, resume=True)
+    assert dict(leaves(example.read(resumed))) == dict(leaves(final))

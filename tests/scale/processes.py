@@ -1,4 +1,4 @@
-"""Real processes that talk over the loopback, for tests of distributed training."""
+"""Run functions on several ranks: real processes that communicate over the loopback interface."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import torch
 from torch import distributed, multiprocessing
 
 TIMEOUT = timedelta(seconds=120)
-# Processes are forked from a server that has imported these and done nothing else: many start in the time of one.
+# Fork ranks from a server that has already imported these modules: they start much faster.
 multiprocessing.set_forkserver_preload(
     ["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint", "proxmo"]
 )
 
 
 def run(function: Callable[..., Any], ranks: int, folder: Path, *args: Any) -> list[Any]:
-    """What ``function(*args)`` returns on each of the ranks of a group of processes, which it can ask torch about."""
+    """Run ``function(*args)`` on each rank of a new process group, and return the results by rank."""
     folder.mkdir(parents=True, exist_ok=True)
     work = (function, ranks, folder, args)
     multiprocessing.start_processes(_work, work, nprocs=ranks, start_method="forkserver")
@@ -32,7 +32,7 @@ def run(function: Callable[..., Any], ranks: int, folder: Path, *args: Any) -> l
 def run_once(
     function: Callable[..., Any], ranks: int, factory: pytest.TempPathFactory, name: str, *args: Any
 ) -> list[Any]:
-    """`run`, once for all workers of pytest: the first does it, in both of their time, and the others wait for it."""
+    """`run`, but once for all pytest workers: the first one runs it, the others wait for the results."""
     folder = shared_folder(factory) / name
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -44,7 +44,7 @@ def run_once(
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """A temporary folder that all workers of this run of pytest have."""
+    """Return a temporary folder shared by all workers of this pytest run."""
     own = factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 

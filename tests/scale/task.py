@@ -1,4 +1,4 @@
-"""A small training task for many processes, and every method on it."""
+"""A small training task for several ranks, and every method on it."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ STEPS, BATCH = 12, 8
 
 
 class Placed(NamedTuple):
-    """A network made ready for many processes: what to call, and which share of a batch is this process's."""
+    """A network prepared for distributed training: the module to call, and which part of a batch this rank takes."""
 
     model: nn.Module
-    share: int = 0
-    shares: int = 1
+    data_rank: int = 0
+    data_ranks: int = 1
 
 
 Place = Callable[[nn.Sequential], Placed]
 
 
 def separate(network: nn.Sequential) -> proxmo.ParamGroups:
-    """Each tensor with groups of its own."""
+    """Return parameter groups with a penalty on each tensor."""
     return proxmo.param_groups(network, proxmo.GroupL2(0.02))
 
 
 def joint(network: nn.Sequential) -> proxmo.ParamGroups:
-    """Groups that span tensors."""
+    """Return parameter groups with a penalty on units that span tensors."""
     return proxmo.unit_groups(network, torch.zeros(2, 6, dtype=torch.float64), proxmo.GroupLInf(0.05))
 
 
 class Task:
-    """A small network with batches that every rank knows, of which it takes its part."""
+    """A small network, and batches that are equal on all ranks; each rank trains on its part of a batch."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Task:
     ) -> None:
         torch.manual_seed(0)
         self.network = nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 3)).double()
-        self._groups = make_groups(self.network)  # made before the network is divided
+        self._groups = make_groups(self.network)  # before the network is sharded
         generator = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(4 * STEPS, BATCH, 6, generator=generator, dtype=torch.float64)
         self.labels = torch.randint(3, (4 * STEPS, BATCH), generator=generator)
@@ -60,12 +60,12 @@ class Task:
         return list(self.network.parameters())
 
     def closure(self, optimizer: proxmo.ProxOptimizer, batch: int) -> Callable[[], float]:
-        model, share, shares = self.placed
-        part = slice(share * BATCH // shares, (share + 1) * BATCH // shares)
+        model, rank, ranks = self.placed
+        samples = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
 
         def evaluate() -> float:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(self.inputs[batch][part]), self.labels[batch][part])
+            loss = nn.functional.cross_entropy(model(self.inputs[batch][samples]), self.labels[batch][samples])
             loss.backward()
             return loss.item()
 
@@ -91,7 +91,7 @@ def task_for(name: str, place: Place = Placed) -> Task:
 
 
 def advance(task: Task, optimizer: proxmo.ProxOptimizer, steps: Iterable[int]) -> None:
-    """Take these steps, each with its batch."""
+    """Take these steps, each on its own batch."""
     for step in steps:
         closure = task.closure(optimizer, step)
         if isinstance(optimizer, proxmo.ProxHybridSGD):
@@ -110,17 +110,17 @@ def _squares(task: Task, optimizer: proxmo.ProxOptimizer) -> float:
 
 
 def _report(optimizer: proxmo.ProxOptimizer) -> list[Tensor]:
-    """The numbers that an optimizer has to tell after a run."""
+    """Return the numbers that an optimizer reports after a run."""
     if isinstance(optimizer, proxmo.InexactProxSGD):
         assert optimizer.report is not None
         return [torch.tensor(optimizer.report[1:3], dtype=torch.float64)]
     shares = [share or 0.0 for sparsity in optimizer.sparsity() for share in sparsity]
-    known = optimizer.param_groups[0]
-    estimates = [known[name] for name in ("lr", "momentum", "smoothness", "noise_variance") if name in known]
+    group = optimizer.param_groups[0]
+    estimates = [group[name] for name in ("lr", "momentum", "smoothness", "noise_variance") if name in group]
     return [optimizer.penalty_value(), torch.tensor([*shares, *estimates], dtype=torch.float64)]
 
 
-def ordinary(name: str, place: Place) -> list[Tensor]:
+def train(name: str, place: Place) -> list[Tensor]:
     task = task_for(name, place)
     optimizer = OPTIMIZERS[name](task)
     advance(task, optimizer, range(2 * STEPS))
@@ -135,7 +135,7 @@ def certified(place: Place) -> list[Tensor]:
         monitor.record()
         advance(task, optimizer, [step])
     columns = {name: torch.from_numpy(values) for name, values in monitor.arrays().items()}
-    del columns["loss"], columns["objective"], columns["potential"]  # these have the loss of the own part
+    del columns["loss"], columns["objective"], columns["potential"]  # these contain the loss on the local samples
     return [*task.weights(), *columns.values()]
 
 
@@ -151,7 +151,7 @@ def random_iterate(place: Place) -> list[Tensor]:
 
 
 METHODS: dict[str, Callable[[Place], list[Tensor]]] = {
-    **{name: functools.partial(ordinary, name) for name in OPTIMIZERS},
+    **{name: functools.partial(train, name) for name in OPTIMIZERS},
     "certified": certified,
     "random_iterate": random_iterate,
 }
@@ -161,17 +161,22 @@ def train_all(place: Place) -> dict[str, list[Tensor]]:
     return {name: method(place) for name, method in METHODS.items()}
 
 
-def assert_as_alone(name: str, trained: list[dict[str, list[Tensor]]]) -> None:
-    """All ranks have what one process has on the joined batch, and the same to the bit."""
-    alone = METHODS[name](Placed)
-    assert any((a != b).any() for a, b in zip(alone, Task().weights(), strict=False))
+def assert_equals_single_process(name: str, trained: list[dict[str, list[Tensor]]]) -> None:
+    """Assert that ranks have equal results, which are those of a single process on the joined batch up to rounding."""
+    single = METHODS[name](Placed)
+    assert any((a != b).any() for a, b in zip(single, Task().weights(), strict=False))
     for rank, results in enumerate(trained):
-        for found, expected in zip(results[name], alone, strict=True):
+        for found, expected in zip(results[name], single, strict=True):
             torch.testing.assert_close(
-                found, expected, rtol=1e-9, atol=1e-11, equal_nan=True, msg=lambda text, rank=rank: f"{rank}: {text}"
+                found,
+                expected,
+                rtol=1e-9,
+                atol=1e-11,
+                equal_nan=True,
+                msg=lambda text, rank=rank: f"rank {rank}: {text}",
             )
         for found, first in zip(results[name], trained[0][name], strict=True):
-            assert torch.equal(found.nan_to_num(-1), first.nan_to_num(-1))  # no rank drifts off, not even by rounding
+            assert torch.equal(found.nan_to_num(-1), first.nan_to_num(-1))  # equal to the bit: ranks must not drift
 
 
 def rank_and_size() -> tuple[int, int]:

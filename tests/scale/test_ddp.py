@@ -1,4 +1,4 @@
-"""Data-parallel training is training on the joined batch, with every method."""
+"""Data-parallel training equals training on the joined batch, for every method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from scale import processes
-from scale.task import METHODS, Placed, assert_as_alone, rank_and_size, train_all
+from scale.task import METHODS, Placed, assert_equals_single_process, rank_and_size, train_all
 
 
 def data_parallel(network: nn.Sequential) -> Placed:
@@ -23,16 +23,16 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_many_processes_are_one_on_the_joined_batch(trained: list[dict[str, list[Tensor]]], method: str) -> None:
-    assert_as_alone(method, trained)
+def test_ranks_equal_single_process_on_joined_batch(trained: list[dict[str, list[Tensor]]], method: str) -> None:
+    assert_equals_single_process(method, trained)
 
 
-def test_the_folder_is_a_path(tmp_path: Path) -> None:
+def test_run_starts_ranks_that_communicate(tmp_path: Path) -> None:
     assert processes.run(ranks_and_sum, 2, tmp_path, 5.0) == [(0, 2, 10.0), (1, 2, 10.0)]
 
 
 def ranks_and_sum(value: float) -> tuple[int, int, float]:
-    """That the processes of these tests are real ones that talk to each other."""
+    """Return the rank, the number of ranks, and the sum of ``value`` over them."""
     total = torch.tensor(value)
     distributed.all_reduce(total)
     return *rank_and_size(), float(total)

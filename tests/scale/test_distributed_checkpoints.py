@@ -1,4 +1,4 @@
-"""A distributed checkpoint of two processes goes on in one and in four, to the same result."""
+"""A distributed checkpoint of two ranks resumes on one and on four ranks with the same result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scale.task import OPTIMIZERS, STEPS, Place, Placed, Task, advance, task_for
 from scale.test_fsdp import sharded
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-SAVED_AFTER = {"at the start": 0, "on the way": STEPS - 1}
+SAVED_AFTER = {"before training": 0, "during training": STEPS - 1}
 
 
 def train_and_save(folder: Path) -> None:
@@ -34,16 +34,16 @@ def train_and_save(folder: Path) -> None:
             dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder / name / moment)
 
 
-def load_and_go_on(folder: Path, place: Place) -> dict[str, list[Tensor]]:
+def resume_all(folder: Path, place: Place) -> dict[str, list[Tensor]]:
     return {f"{name} {moment}": resume(folder, name, moment, place) for name in OPTIMIZERS for moment in SAVED_AFTER}
 
 
 def resume(folder: Path, name: str, moment: str, place: Place) -> list[Tensor]:
-    task = spoilt(task_for(name, place))
+    task = with_other_weights(task_for(name, place))
     optimizer = OPTIMIZERS[name](task)
     for group in optimizer.param_groups:
         if group["penalty"] is not None:
-            group["penalty"].strength = 7.0  # another one than was saved
+            group["penalty"].strength = 7.0  # not the saved value
     model_state, optimizer_state = get_state_dict(task.network, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state}
     dcp.load(state, checkpoint_id=folder / name / moment)
@@ -52,15 +52,15 @@ def resume(folder: Path, name: str, moment: str, place: Place) -> list[Tensor]:
     return task.weights()
 
 
-def spoilt(task: Task) -> Task:
-    """With other weights than those it was made with."""
+def with_other_weights(task: Task) -> Task:
+    """Change the weights, so that loading must restore them."""
     with torch.no_grad():
         for p in task.params():
             p.mul_(-3)
     return task
 
 
-def alone(name: str) -> list[Tensor]:
+def train_in_single_process(name: str) -> list[Tensor]:
     task = task_for(name)
     optimizer = OPTIMIZERS[name](task)
     advance(task, optimizer, range(2 * STEPS))
@@ -76,29 +76,29 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_four(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tensor]]]:
-    return processes.run_once(load_and_go_on, 4, tmp_path_factory, "loaded", saved, sharded)
+    return processes.run_once(resume_all, 4, tmp_path_factory, "loaded", saved, sharded)
 
 
 @pytest.mark.parametrize("moment", SAVED_AFTER)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_saved_by_two_loaded_by_one_and_by_four(
+def test_checkpoint_of_two_ranks_resumes_on_one_and_four(
     saved: Path, on_four: list[dict[str, list[Tensor]]], name: str, moment: str
 ) -> None:
-    expected = alone(name)
+    expected = train_in_single_process(name)
     for found in (resume(saved, name, moment, Placed), *(results[f"{name} {moment}"] for results in on_four)):
         for weight, wanted in zip(found, expected, strict=True):
             torch.testing.assert_close(weight, wanted, rtol=1e-9, atol=1e-11)
 
 
-def test_the_checkpoint_of_another_penalty_changes_nothing(saved: Path) -> None:
+def test_checkpoint_of_other_penalty_is_refused_and_changes_nothing(saved: Path) -> None:
     task = task_for("prox_sgd")
     optimizer = proxmo.ProxSGD(proxmo.param_groups(task.network, proxmo.L1(0.1)), lr=0.3)
     model_state, optimizer_state = get_state_dict(task.network, optimizer)
     before, options = task.weights(), [dict(group) for group in optimizer.param_groups]
     state = {"model": model_state, "optimizer": optimizer_state}
     with pytest.raises(dcp.api.CheckpointException, match=r"Missing key in checkpoint state_dict: .*penalty\.L1"):
-        dcp.load(state, checkpoint_id=saved / "prox_sgd" / "on the way")
-    assert all(not average["momentum_buffer"].any() for average in optimizer.state.values())
+        dcp.load(state, checkpoint_id=saved / "prox_sgd" / "during training")
+    assert all(not state["momentum_buffer"].any() for state in optimizer.state.values())
     assert [dict(group) for group in optimizer.param_groups] == options
     assert optimizer.param_groups[0]["penalty"] == proxmo.L1(0.1)
     assert all(map(torch.equal, task.weights(), before))

@@ -1,4 +1,4 @@
-"""Every penalty on tensors that are divided among four processes, in every way, is what it is on the whole tensor."""
+"""Every penalty on a tensor sharded over four ranks, in every layout, equals the penalty on the whole tensor."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ LAYOUTS: list[tuple[tuple[int, ...], list[Placement]]] = [
     ((2, 2), [Shard(1), Shard(0)]),
     ((2, 2), [Shard(0), Shard(0)]),
 ]
-# even; uneven; with empty parts; with three axes; so long that the root-finder takes several passes
+# even; uneven; with empty shards; with three axes; long enough that the root-finder takes several passes
 SHAPES = [(8, 4), (5, 3), (2, 9), (4, 3, 5), (6, 1500)]
 
 
 class Found(NamedTuple):
-    """What a penalty made of a divided tensor, gathered again, and what was sent for the prox."""
+    """Results of a penalty on a sharded tensor, gathered, and the messages of its prox."""
 
     prox: Tensor
     value: Tensor
     zero_groups: tuple[int, int] | None
-    placements: bool
+    keeps_layout: bool
     sent: list[Message]
 
 
@@ -51,10 +51,10 @@ def evaluate(penalty: Penalty, x: DTensor, step: float) -> Found:
     with Messages() as messages:
         near = penalty.prox(x, step)
     assert isinstance(near, DTensor)
-    inside = penalty.prox(x, 0.5, out=x.clone())
-    assert torch.equal(penalty.prox(x, 0.5).full_tensor(), inside.full_tensor())
-    kept = near.placements == x.placements and near.to_local().shape == x.to_local().shape
-    return Found(near.full_tensor(), penalty.value(near), penalty.zero_groups(near), kept, messages.sent)
+    in_place = penalty.prox(x, 0.5, out=x.clone())
+    assert torch.equal(penalty.prox(x, 0.5).full_tensor(), in_place.full_tensor())
+    keeps_layout = near.placements == x.placements and near.to_local().shape == x.to_local().shape
+    return Found(near.full_tensor(), penalty.value(near), penalty.zero_groups(near), keeps_layout, messages.sent)
 
 
 def evaluate_all() -> dict[str, Found]:
@@ -76,7 +76,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
 
 
 def is_local(penalty: Penalty, axes: int, placements: list[Placement]) -> bool:
-    """Whether no group is divided."""
+    """Whether every group is on a single rank."""
     if penalty.separable:
         return True
     if not isinstance(penalty, Grouped) or penalty.dim is None:
@@ -86,7 +86,7 @@ def is_local(penalty: Penalty, axes: int, placements: list[Placement]) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_divided_is_as_whole(found: list[dict[str, Found]], case: Any) -> None:
+def test_sharded_equals_whole(found: list[dict[str, Found]], case: Any) -> None:
     checked = 0
     for shape in SHAPES:
         if len(shape) < case.axes:
@@ -100,69 +100,69 @@ def test_divided_is_as_whole(found: list[dict[str, Found]], case: Any) -> None:
                 assert torch.equal(got.prox == 0, expected == 0)
                 torch.testing.assert_close(got.value, penalty.value(expected), rtol=1e-12, atol=1e-12)
                 assert got.zero_groups == penalty.zero_groups(expected)
-                assert got.placements
+                assert got.keeps_layout
                 checked += 1
     assert checked >= 4 * len(LAYOUTS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_whole_groups_send_nothing_and_divided_ones_send_numbers(found: list[dict[str, Found]], case: Any) -> None:
+def test_local_groups_send_nothing_and_sharded_groups_send_numbers(found: list[dict[str, Found]], case: Any) -> None:
     for shape in SHAPES:
         if len(shape) < case.axes:
             continue
         penalty = case.make(1.0)
         for sizes, placements in LAYOUTS:
             sent = found[0][f"{case} {shape} {sizes} {placements}"].sent
-            everywhere = all(isinstance(p, Replicate) for p in placements)
-            if everywhere or is_local(penalty, len(shape), placements):
+            replicated = all(isinstance(p, Replicate) for p in placements)
+            if replicated or is_local(penalty, len(shape), placements):
                 assert sent == []
             elif isinstance(penalty, Grouped):
                 counted = penalty.zero_groups(noise(shape))
                 groups = 1 if counted is None else counted[1]
-                # sums and maxima carry two numbers of 8 bytes, the ranks of equal elements one for each process
+                # sums and maxima send two 8-byte numbers per group, counts of equal elements one per rank
                 assert {message.name for message in sent} == {"allreduce"}
-                assert max(message.handed for message in sent) <= 8 * groups * max(4, *sizes)
+                assert max(message.payload for message in sent) <= 8 * groups * max(4, *sizes)
             else:
                 assert {message.name for message in sent} <= {"all_gather_into_tensor"}
                 assert sent
 
 
 def special_cases() -> dict[str, Any]:
-    """Ties, NaN, half precision, tensor steps, gradients and whatever else is not in the table."""
+    """Evaluate ties, NaN, half precision, tensor steps, gradients and other cases that are not in the table."""
     mesh = meshes()[(4,)]
     rank = mesh.get_local_rank()
     found: dict[str, Any] = {}
 
-    def divided(x: Tensor, axis: int = 1) -> DTensor:
+    def sharded(x: Tensor, axis: int = 1) -> DTensor:
         return distribute_tensor(x, mesh, [Shard(axis)])
 
     ties = torch.tensor([[1.0, -1, 1, 1, -1, 1, 0.5], [0, 0, 0, 0, 0, 0, 2.0]])
     for k in range(8):
-        found[f"ties {k}"] = proxmo.TopK(k, dim=0).prox(divided(ties), 1.0).full_tensor()
-    spoilt = noise((3, 7), torch.float32)
-    spoilt[1, 6] = math.nan  # on the last rank
+        found[f"ties {k}"] = proxmo.TopK(k, dim=0).prox(sharded(ties), 1.0).full_tensor()
+    with_nan = noise((3, 7), torch.float32)
+    with_nan[1, 6] = math.nan  # on the last rank
     for penalty in (proxmo.GroupL2(0.1), proxmo.GroupLInf(0.1), proxmo.Simplex(dim=0), proxmo.TopK(2, dim=0)):
-        found[f"nan {penalty}"] = penalty.prox(divided(spoilt), 1.0).full_tensor()
-        found[f"nan value {penalty}"] = penalty.value(divided(spoilt))
+        found[f"nan {penalty}"] = penalty.prox(sharded(with_nan), 1.0).full_tensor()
+        found[f"nan value {penalty}"] = penalty.value(sharded(with_nan))
     small = noise((6, 10), torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        found[f"{dtype}"] = proxmo.GroupLInf(0.9).prox(divided(small.to(dtype)), 0.7).full_tensor()
-    found["tensor step"] = proxmo.GroupL2(0.9).prox(divided(noise((3, 7))), torch.tensor(0.7)).full_tensor()
-    found["step of zero"] = proxmo.Simplex().prox(divided(noise((3, 7))), torch.tensor(0.0)).full_tensor()
-    found["empty"] = proxmo.GroupL2(0.9).prox(divided(torch.zeros(3, 0)), 1.0).to_local().shape
+        found[f"{dtype}"] = proxmo.GroupLInf(0.9).prox(sharded(small.to(dtype)), 0.7).full_tensor()
+    found["tensor step"] = proxmo.GroupL2(0.9).prox(sharded(noise((3, 7))), torch.tensor(0.7)).full_tensor()
+    found["step of zero"] = proxmo.Simplex().prox(sharded(noise((3, 7))), torch.tensor(0.0)).full_tensor()
+    found["empty"] = proxmo.GroupL2(0.9).prox(sharded(torch.zeros(3, 0)), 1.0).to_local().shape
     for penalty in (proxmo.GroupL2(0.9), proxmo.Nuclear(0.3), proxmo.L1(0.2)):
-        x = divided(noise((3, 7))).requires_grad_()
+        x = sharded(noise((3, 7))).requires_grad_()
         penalty.value(x).backward()
         assert isinstance(x.grad, DTensor)
-        found[f"slope {penalty}"] = x.grad.full_tensor()
+        found[f"gradient {penalty}"] = x.grad.full_tensor()
     for out in (torch.zeros(3, 7), distribute_tensor(torch.zeros(3, 7), mesh, [Replicate()])):
-        with pytest.raises(ValueError, match="out must be divided among processes as x is"):
-            proxmo.L1(0.1).prox(divided(torch.zeros(3, 7)), 1.0, out=out)
+        with pytest.raises(ValueError, match=r"^out must be "):
+            proxmo.L1(0.1).prox(sharded(torch.zeros(3, 7)), 1.0, out=out)
     found["rank"] = rank
     return found
 
 
-def test_special_cases(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_special_cases_equal_whole_tensor(tmp_path_factory: pytest.TempPathFactory) -> None:
     for rank, found in enumerate(processes.run(special_cases, 4, tmp_path_factory.mktemp("special"))):
         assert found["rank"] == rank
         for k in range(8):
@@ -170,11 +170,11 @@ def test_special_cases(tmp_path_factory: pytest.TempPathFactory) -> None:
             assert (kept != 0).sum(1).tolist() == [min(k, 7), min(k, 1)]
             assert kept[0].abs().sum() == min(k, 6) + (0.5 if k == 7 else 0)
         for penalty in (proxmo.GroupL2(0.1), proxmo.GroupLInf(0.1), proxmo.Simplex(dim=0), proxmo.TopK(2, dim=0)):
-            spoilt = noise((3, 7), torch.float32)
-            spoilt[1, 6] = math.nan
-            expected = penalty.prox(spoilt, 1.0)
+            with_nan = noise((3, 7), torch.float32)
+            with_nan[1, 6] = math.nan
+            expected = penalty.prox(with_nan, 1.0)
             torch.testing.assert_close(found[f"nan {penalty}"], expected, equal_nan=True)
-            torch.testing.assert_close(found[f"nan value {penalty}"], penalty.value(spoilt), equal_nan=True)
+            torch.testing.assert_close(found[f"nan value {penalty}"], penalty.value(with_nan), equal_nan=True)
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             expected = proxmo.GroupLInf(0.9).prox(noise((6, 10), torch.bfloat16).to(dtype), 0.7)
             torch.testing.assert_close(found[f"{dtype}"], expected, rtol=torch.finfo(dtype).eps, atol=1e-7)
@@ -184,12 +184,12 @@ def test_special_cases(tmp_path_factory: pytest.TempPathFactory) -> None:
         for penalty in (proxmo.GroupL2(0.9), proxmo.Nuclear(0.3), proxmo.L1(0.2)):
             x = noise((3, 7)).requires_grad_()
             penalty.value(x).backward()
-            torch.testing.assert_close(found[f"slope {penalty}"], x.grad)
+            torch.testing.assert_close(found[f"gradient {penalty}"], x.grad)
 
 
 @dataclasses.dataclass
 class Centred(Penalty):
-    """Somebody's own penalty, neither separable nor by groups: s/2·‖x − mean(x)‖²."""
+    """A user-defined penalty, neither separable nor grouped: s/2·‖x − mean(x)‖²."""
 
     strength: float
     convex = True
@@ -202,35 +202,35 @@ class Centred(Penalty):
         return torch.lerp(x, x.mean(), step * self.strength / (1 + step * self.strength))
 
 
-def own_penalty_and_mixed_list() -> tuple[Tensor, Tensor, Tensor]:
-    """A list with a divided and an ordinary tensor, and a penalty of one's own."""
+def step_with_user_penalty() -> tuple[Tensor, Tensor, Tensor]:
+    """Step a sharded and an ordinary tensor with a user-defined penalty."""
     mesh = meshes()[(4,)]
     params = [distribute_tensor(noise((5, 3)), mesh, [Shard(0)]), noise((4,), seed=1)]
     optimizer = proxmo.ProxSGD(params, lr=0.5, momentum=0.9, penalty=Centred(0.4), nonfinite="skip")
-    fourth = DTensor.from_local(noise((5, 3), seed=3) / 4, mesh, [Partial()], run_check=False)  # not yet added up
+    partial = DTensor.from_local(noise((5, 3), seed=3) / 4, mesh, [Partial()], run_check=False)  # not yet reduced
     for seed in range(4):
-        # gradients may come in another layout than the parameters
+        # gradients may have another layout than the parameters
         layout = (Shard(1), Replicate(), Shard(0), Partial())[seed]
-        gradient = fourth if seed == 3 else distribute_tensor(noise((5, 3), seed=seed), mesh, [layout])
+        gradient = partial if seed == 3 else distribute_tensor(noise((5, 3), seed=seed), mesh, [layout])
         params[0].grad = gradient
         params[1].grad = noise((4,), seed=seed)
         optimizer.step()
     return params[0].full_tensor(), params[1], optimizer.penalty_value()  # type: ignore[attr-defined]
 
 
-def test_own_penalties_and_mixed_lists(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_user_penalty_on_sharded_and_ordinary_tensors(tmp_path_factory: pytest.TempPathFactory) -> None:
     params = [noise((5, 3)), noise((4,), seed=1)]
     optimizer = proxmo.ProxSGD(params, lr=0.5, momentum=0.9, penalty=Centred(0.4))
     for seed in range(4):
         for p in params:
             p.grad = noise(tuple(p.shape), seed=seed)
         optimizer.step()
-    for found in processes.run(own_penalty_and_mixed_list, 4, tmp_path_factory.mktemp("mixed")):
+    for found in processes.run(step_with_user_penalty, 4, tmp_path_factory.mktemp("user")):
         torch.testing.assert_close(found, (*params, optimizer.penalty_value()))
 
 
 def compare_costs() -> list[tuple[str, Any, Any]]:
-    """What is sent, and what the formula of the documentation says, on one and on two dimensions of a mesh."""
+    """Return measured and predicted costs on meshes of one and two dimensions."""
     found = []
     for sizes, placements in LAYOUTS:
         x = distribute_tensor(noise((8, 1200), torch.float32), meshes()[sizes], placements)
@@ -242,17 +242,17 @@ def compare_costs() -> list[tuple[str, Any, Any]]:
             proxmo.L1(0.1),
             proxmo.Nuclear(0.1),
         ):
-            sent, formula, passes = compare(penalty, x, 0.7)
+            measured, predicted, passes = compare(penalty, x, 0.7)
             assert 0 <= passes <= 15
-            found.append((f"{penalty} {sizes} {placements}", sent, formula))
+            found.append((f"{penalty} {sizes} {placements}", measured, predicted))
     return found
 
 
-def test_the_cost_model_is_what_is_sent(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_measured_cost_equals_predicted_cost(tmp_path_factory: pytest.TempPathFactory) -> None:
     results = processes.run(compare_costs, 4, tmp_path_factory.mktemp("costs"))
-    sums = []
+    sizes = []
     for found in results:
-        for name, sent, formula in found:
-            assert sent == formula, name
-            sums.append(sent.size)
-    assert sum(size > 0 for size in sums) > len(sums) / 4
+        for name, measured, predicted in found:
+            assert measured == predicted, name
+            sizes.append(measured.size)
+    assert sum(size > 0 for size in sizes) > len(sizes) / 4

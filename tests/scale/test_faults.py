@@ -1,4 +1,4 @@
-"""What goes wrong on many machines: a rank is killed, or has gradients that are not finite."""
+"""Faults in distributed training: a rank is killed, or has non-finite gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp.py"
 
 @contextmanager
 def launched(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The example, as torchrun runs it; ended if it takes too long."""
+    """Run the example with torchrun; terminate it if it takes too long."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with subprocess.Popen(
         [*command, "--max-restarts", "3", str(EXAMPLE), str(folder)],
@@ -51,12 +51,12 @@ def launched(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def workers(launcher: int) -> list[int]:
-    """The processes that a launcher has started."""
+    """Return the ids of the processes that a launcher has started."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(status.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has just ended
             continue
         if parent == launcher:
             found.append(int(status.parent.name))
@@ -64,13 +64,13 @@ def workers(launcher: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the processes to kill in /proc")
-def test_a_killed_rank_costs_no_digit(tmp_path: Path) -> None:
+def test_run_with_killed_ranks_equals_undisturbed_run(tmp_path: Path) -> None:
     draw, killed = random.Random(0), 0
     with launched(tmp_path / "killed") as run, launched(tmp_path / "undisturbed") as undisturbed:
         assert run.stdout is not None
-        for checkpoint, _ in enumerate(run.stdout, 1):  # each prints a line
+        for checkpoint, _ in enumerate(run.stdout, 1):  # each checkpoint prints a line
             if checkpoint in (3, 9):
-                time.sleep(draw.uniform(0, 0.5))  # in the middle of whatever it does then
+                time.sleep(draw.uniform(0, 0.5))  # at a random moment
                 os.kill(draw.choice(workers(run.pid)), signal.SIGKILL)
                 killed += 1
         for launcher in (run, undisturbed):
@@ -84,22 +84,22 @@ def test_a_killed_rank_costs_no_digit(tmp_path: Path) -> None:
     assert (found["0.weight"] == 0).all(1).float().mean() > 0.8
 
 
-def skip_when_one_part_is_spoilt() -> dict[str, Any]:
-    """One rank has a NaN, in its part of a gradient or in one that is its own; all must leave the step out, or none."""
+def step_with_nonfinite_gradients_on_one_rank() -> dict[str, Any]:
+    """Step while one rank has a NaN in its local shard of a gradient, or an inf in an ordinary gradient."""
     mesh = init_device_mesh("cpu", (2,))
     found: dict[str, Any] = {}
     for nonfinite in ("skip", "raise"):
         x = nn.Parameter(distribute_tensor(noise((4, 3)), mesh, [Shard(0)]))
-        own = nn.Parameter(torch.zeros(2))
-        groups = [{"params": [own]}, {"params": [x], "penalty": proxmo.L1(0.1)}]
+        ordinary = nn.Parameter(torch.zeros(2))
+        groups = [{"params": [ordinary]}, {"params": [x], "penalty": proxmo.L1(0.1)}]
         optimizer = proxmo.ProxSGD(groups, lr=0.1, momentum=0.5, nonfinite=nonfinite)  # type: ignore[arg-type]
         for step in range(5):
             x.grad = distribute_tensor(noise((4, 3), seed=step), mesh, [Shard(0)])
-            own.grad = torch.ones(2)
+            ordinary.grad = torch.ones(2)
             if step == 2 and distributed.get_rank() == 1:
                 x.grad.to_local()[0, 1] = math.nan
             if step == 4 and distributed.get_rank() == 0:
-                own.grad[1] = math.inf
+                ordinary.grad[1] = math.inf
             try:
                 optimizer.step()
             except FloatingPointError:
@@ -109,20 +109,20 @@ def skip_when_one_part_is_spoilt() -> dict[str, Any]:
     return found
 
 
-def test_all_ranks_skip_a_step_that_one_cannot_take(tmp_path: Path) -> None:
+def test_all_ranks_skip_or_raise_if_one_has_nonfinite_gradients(tmp_path: Path) -> None:
     x = noise((4, 3))
     optimizer = proxmo.ProxSGD([x], lr=0.1, momentum=0.5, penalty=proxmo.L1(0.1))
     for step in (0, 1, 3):
         x.grad = noise((4, 3), seed=step)
         optimizer.step()
-    for found in processes.run(skip_when_one_part_is_spoilt, 2, tmp_path):
+    for found in processes.run(step_with_nonfinite_gradients_on_one_rank, 2, tmp_path):
         torch.testing.assert_close(found["skip"], x)
         torch.testing.assert_close(found["raise"], x)
         assert found["raise raised"] == [2, 4]
 
 
-def train_with_a_spoilt_rank() -> list[Tensor]:
-    """DDP: a batch of one rank has a NaN, which the average of gradients brings to all."""
+def train_with_nan_inputs_on_one_rank() -> list[Tensor]:
+    """Train with DDP, whose gradient average spreads the NaN of one rank to all ranks."""
     torch.manual_seed(0)
     network = nn.Linear(3, 2)
     model = DistributedDataParallel(network)
@@ -137,8 +137,8 @@ def train_with_a_spoilt_rank() -> list[Tensor]:
     return [p.detach() for p in network.parameters()]
 
 
-def test_a_rank_with_bad_data_does_not_spoil_the_others(tmp_path: Path) -> None:
-    first, second = processes.run(train_with_a_spoilt_rank, 2, tmp_path)
+def test_all_ranks_skip_a_batch_with_nan_inputs_on_one_rank(tmp_path: Path) -> None:
+    first, second = processes.run(train_with_nan_inputs_on_one_rank, 2, tmp_path)
     assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(first, second, strict=True))
     torch.manual_seed(0)
     assert not torch.equal(first[0], nn.Linear(3, 2).weight)
