@@ -124,7 +124,7 @@ def compare(penalty: Penalty, x: DTensor, step: float) -> tuple[Cost, Cost, int]
     with Messages() as messages:
         penalty.prox(x, step)
     measured = messages.cost()
-    sharding = [(split.axis, split.processes.size()) for split in shards.splits(x)]
+    sharding = [(split.axis, split.process_group.size()) for split in shards.splits(x)]
     with_passes = [predicted(penalty, tuple(x.shape), x.element_size(), sharding, passes) for passes in (0, 1)]
     per_pass = with_passes[1].messages - with_passes[0].messages
     passes = (measured.messages - with_passes[0].messages) // per_pass if per_pass else 0

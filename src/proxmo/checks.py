@@ -119,13 +119,13 @@ def step(name: str, value: Any, x: Tensor) -> float | Tensor:
 
 
 def same_as(name: str, value: Tensor | None, model: Tensor) -> None:
-    """A tensor with the shape, dtype and device of ``model``, divided among processes in the same way, or ``None``."""
+    """A tensor with the shape, dtype, device and placements of ``model``, or ``None``."""
     if value is None:
         return
     expected = (tuple(model.shape), model.dtype, model.device)
     got = (tuple(value.shape), value.dtype, value.device)
     if got != expected:
         raise ValueError(f"{name} must match x in shape, dtype and device, {expected}, got {got}")
-    divided, got_divided = (getattr(t, "placements", None) for t in (model, value))
-    if got_divided != divided:
-        raise ValueError(f"{name} must be divided among processes as x is, {divided}, got {got_divided}")
+    placements, got_placements = (getattr(t, "placements", None) for t in (model, value))
+    if got_placements != placements:
+        raise ValueError(f"{name} must be sharded as x is, {placements}, got {got_placements}")

@@ -139,7 +139,7 @@ def estimate_constants(
 def _estimate(
     closure: Callable[[int], Tensor], params: list[Tensor], penalty: Penalty | None, lower_bound: float, samples: int
 ) -> Estimates:
-    if shards.any_divided(params):
+    if shards.any_sharded(params):
         raise ValueError("estimate_constants needs an unsharded model, got sharded parameters (DTensor)")
     losses, gradients = zip(*(_evaluate(closure, k, params) for k in range(samples)), strict=True)
     mean = _mean(gradients)

@@ -93,12 +93,12 @@ class RandomIterate:
                 here. After `copy_to`, call ``model.reshard()`` to drop them.
         """
         current = [p.detach().clone() for p in self._params]
-        shards.forget_gathered(model)
+        shards.reshard_modules(model)
         self.copy_to(self._params)
         try:
             yield
         finally:
-            shards.forget_gathered(model)
+            shards.reshard_modules(model)
             with torch.no_grad():
                 for param, value in zip(self._params, current, strict=True):
                     param.copy_(value)

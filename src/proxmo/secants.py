@@ -18,7 +18,7 @@ def square(vector: list[Tensor]) -> float:
     >>> square([torch.tensor([3.0]), torch.tensor([4.0])])
     25.0
     """
-    return shards.total([shards.local(t.detach()).double().square().sum() for t in vector], vector)
+    return shards.total_over_shards([shards.local(t.detach()).double().square().sum() for t in vector], vector)
 
 
 def distance(a: list[Tensor], b: list[Tensor]) -> float:

@@ -76,7 +76,7 @@ def working_copy(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model).eval().requires_grad_(True)
     except Exception as error:
-        hint = "; pass the unsharded model" if shards.any_divided(model.parameters()) else ""
+        hint = "; pass the unsharded model" if shards.any_sharded(model.parameters()) else ""
         raise CompactionError(f"the model cannot be copied: {error}{hint}") from error
 
 

@@ -129,11 +129,11 @@ class ProxOptimizer(Optimizer):
         for group in self.param_groups:
             if group["nonfinite"] != "propagate":
                 of_params = [(p, g) for p in group["params"] for g in (p.grad, *(other.get(p) for other in others))]
-                gradients = [shards.laid_out_like(g, p) for p, g in of_params if g is not None]
+                gradients = [shards.placed_like(g, p) for p, g in of_params if g is not None]
                 seen += gradients
                 if not _all_finite(gradients):
                     verdict = max(verdict, 1 if group["nonfinite"] == "skip" else 2)
-        verdict = shards.highest(verdict, seen)  # the same on all ranks, some of which may have seen nothing bad
+        verdict = shards.agree_on_max(verdict, seen)  # the same on all ranks, some of which may have seen nothing bad
         if verdict == 2:
             raise FloatingPointError("a gradient is not finite; parameters and state are as they were")
         return verdict == 0
@@ -285,9 +285,9 @@ def proximal_step(
 
 def move(points: list[Tensor], directions: list[Tensor], scale: float | Tensor, foreach: bool | None) -> None:
     """Set points ← points + scale·directions, each rank on its shards."""
-    if shards.any_divided(points):
-        shards.note_written(points)
-        directions = [shards.local(shards.laid_out_like(d, p)) for d, p in zip(directions, points, strict=True)]
+    if shards.any_sharded(points):
+        shards.mark_written(points)
+        directions = [shards.local(shards.placed_like(d, p)) for d, p in zip(directions, points, strict=True)]
         points = list(map(shards.local, points))
     if use_foreach(foreach, points):
         if isinstance(scale, Tensor):

@@ -54,9 +54,9 @@ def check_loaded_state(name: str, state_keys: frozenset[str], state: Mapping[Ten
                 f"cannot load the checkpoint of another optimizer into {name}: its state has "
                 f"{', '.join(sorted(kept))} in place of {', '.join(sorted(state_keys))}"
             )
-        if any(t.dim() and shards.is_divided(t) != shards.is_divided(p) for t in kept.values() if p.dim()):
+        if any(t.dim() and shards.is_sharded(t) != shards.is_sharded(p) for t in kept.values() if p.dim()):
             raise ValueError(
-                "cannot load the state of undivided parameters into divided ones, or the other way round; "
+                "cannot load the state of unsharded parameters into sharded ones, or the other way round; "
                 "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict can"
             )
         if any(t.dim() and t.shape != p.shape for t in kept.values()):

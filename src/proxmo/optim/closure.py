@@ -1,4 +1,4 @@
-"""The base of the methods whose step evaluates the loss itself, at more than one point."""
+"""The base of methods whose step evaluates the loss itself, at more than one point."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ClosureOptimizer(ProxOptimizer):
 
     @abstractmethod
     def _buffers(self, p: Tensor) -> dict[str, Tensor]:
-        """The state of a parameter, made if there is none; always with the same keys."""
+        """Return the state of a parameter, created if there is none; always with the same keys."""
 
     def _note(self, **values: Any) -> None:
-        """Write numbers that belong to the whole optimizer, and into its checkpoints, into all groups."""
+        """Write numbers of the whole optimizer into all groups, so that checkpoints have them."""
         for group in self.param_groups:
             group.update(values)
 
@@ -34,23 +34,29 @@ class ClosureOptimizer(ProxOptimizer):
 
 
 def all_params(optimizer: ProxOptimizer) -> list[Tensor]:
-    """The parameters of all groups, frozen ones too: whatever gradient they have is cleared before an evaluation."""
+    """Return the parameters of all groups, frozen ones too: their gradients are also cleared before an evaluation."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def asks_for_state(optimizer: ProxOptimizer) -> bool:
-    """Whether a step without a closure is that of distributed checkpoints: lr = 0, zero gradients."""
+    """Whether a step without a closure is that of distributed checkpoints: lr = 0 and zero gradients."""
     gradients = [gradient_of(p) for p in all_params(optimizer) if p.grad is not None]
     return bool(gradients) and square(gradients) == 0 and all(float(g["lr"]) == 0 for g in optimizer.param_groups)
 
 
+def require_gradients(params: list[Tensor]) -> None:
+    """Raise if no parameter got a gradient: the closure did not call ``backward``, or on something else."""
+    if not any(p.grad is not None for p in params):
+        raise RuntimeError("closure must call backward, got no gradient for any parameter of the optimizer")
+
+
 def gradient_of(p: Tensor) -> Tensor:
-    """``p.grad``, which is known to be there, with its elements where those of the parameter are."""
+    """Return ``p.grad``, which must be there, with the placements of the parameter."""
     assert p.grad is not None
-    return shards.laid_out_like(p.grad, p)
+    return shards.placed_like(p.grad, p)
 
 
 def refuse_nonfinite(name: str, group: Group) -> None:
-    """An error if the option ``nonfinite`` is set for a method that always raises."""
+    """Raise if the option ``nonfinite`` is set for a method that always raises."""
     if group["nonfinite"] != "propagate":
         raise ValueError(f"nonfinite is not an option of {name}, which always raises, got {group['nonfinite']!r}")

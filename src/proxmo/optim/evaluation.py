@@ -1,8 +1,8 @@
-"""Evaluating a closure, and evaluating it again elsewhere as if it had not been.
+"""Evaluate a closure, and evaluate it again at another point without side effects.
 
 Methods that compare the gradients of one sample at two points need the second evaluation to leave no trace: parameters,
-gradients, random numbers and the buffers of modules (running statistics of BatchNorm, say) are put back, whatever
-happens in it.
+gradients, random numbers and module buffers (such as the running statistics of BatchNorm) are restored, even if it
+raises.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 Closure: TypeAlias = Callable[[], Any]
-"""Evaluates the loss on a sample at the parameters as they are, calls ``backward`` and returns the loss."""
+"""Evaluates the loss on a sample at the present parameters, calls ``backward`` and returns the loss."""
 
 
 def evaluate(name: str, closure: Closure, params: list[Tensor]) -> Any:
-    """Call the closure with cleared gradients, so that it may forget to do so; returns what it returns."""
+    """Clear the gradients, call the closure and return its result."""
     if not callable(closure):
         raise TypeError(f"{name} must be a function that evaluates the loss and calls backward, got {closure!r}")
     for p in params:
@@ -29,9 +29,9 @@ def evaluate(name: str, closure: Closure, params: list[Tensor]) -> Any:
 
 
 class Sample:
-    """A closure evaluated at the present point, that can be evaluated at other points on the same sample.
+    """A closure evaluated at the present point, which can be evaluated at other points on the same sample.
 
-    The same sample means the same random numbers of torch too: dropout drops the same units.
+    The same sample includes the random numbers of torch: dropout drops the same units.
 
     >>> x = torch.tensor([3.0], requires_grad=True)
     >>> def closure():
@@ -50,7 +50,7 @@ class Sample:
         self.loss = evaluate(name, closure, params)
 
     def gradients_at(self, points: list[Tensor]) -> list[Tensor | None]:
-        """The gradients with the parameters at ``points``; everything else is left as it was."""
+        """Return the gradients with the parameters at ``points``; leave everything else as it was."""
         here = [p.detach().clone() for p in self._params]
         gradients = copies_of_gradients(self._params)
         after = _random_states(self._params)
@@ -74,12 +74,12 @@ class Sample:
 
 
 def copies_of_gradients(params: list[Tensor]) -> list[Tensor | None]:
-    """What to keep of gradients when another evaluation follows: DDP may give the next ones the same memory."""
+    """Return copies of the gradients: DDP may write the next ones to the same memory."""
     return [None if p.grad is None else p.grad.clone() for p in params]
 
 
 class Traces:
-    """What modules that were called had before: their buffers, and the gradients of parameters that are not ours."""
+    """The buffers of called modules, and the gradients of their parameters that are not ours, as they were before."""
 
     def __init__(self, ours: list[Tensor] | None) -> None:
         self._ours = None if ours is None else set(ours)
@@ -88,7 +88,7 @@ class Traces:
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
 
     def keep(self, module: nn.Module) -> None:
-        """Remember a module and all in it, unless it is known already."""
+        """Remember a module and its submodules, unless they are known already."""
         if module in self._modules:
             return
         for part in module.modules():
@@ -103,15 +103,15 @@ class Traces:
 
     @torch.no_grad()
     def restore_buffers(self) -> None:
-        """Put all buffers back."""
+        """Restore all buffers."""
         for part, name, buffer, value in self._buffers:
-            if not _is_expanded(buffer):  # one that is cannot be written to, so it has not changed
+            if not _is_expanded(buffer):  # an expanded one cannot be written to, so it has not changed
                 buffer.copy_(value)
             if getattr(part, name) is not buffer:
                 setattr(part, name, buffer)
 
     def restore_gradients(self) -> None:
-        """Put the gradients of other parameters back."""
+        """Restore the gradients of other parameters."""
         for p, gradient in self._gradients:
             p.grad = gradient
 
@@ -120,11 +120,11 @@ class Traces:
 def traces_of_modules(ours: list[Tensor] | None = None) -> Iterator[Traces]:
     """Watch every module that is called inside.
 
-    Given ``ours``, the gradients of all other parameters of these modules are put back at the end, so that evaluations
+    Given ``ours``, restore the gradients of all other parameters of these modules at the end, so that evaluations
     inside do not add to what another optimizer is going to use.
 
-    A closure does not say which modules it calls. So ``nn.Module.__call__`` is watched meanwhile: not by torch's global
-    hooks, for which compiled modules would be compiled anew, and not while a compiled module runs.
+    A closure does not say which modules it calls, so ``nn.Module.__call__`` is patched meanwhile. torch's global hooks
+    would recompile compiled modules; these also run unpatched.
     """
     traces = Traces(ours)
     call = nn.Module.__call__

@@ -32,7 +32,7 @@ def take_fused_steps(group: Group, moves: Moves) -> Moves:
     if not kernels.available() or not 0 < lr <= LARGEST:
         return moves
     signed, weight = -lr if group["maximize"] else lr, 1 - float(group["momentum"])
-    sharded = shards.any_divided(moves.params)
+    sharded = shards.any_sharded(moves.params)
     local = _local_shards(moves) if sharded else moves
     fit = kernels.which_fit(local)
     units = units_of(group, moves.params)
@@ -49,7 +49,7 @@ def take_fused_steps(group: Group, moves: Moves) -> Moves:
             kernels.advance(local.chosen(only_moved), signed, weight, None)
             apply_prox(penalty, units, moves.chosen(only_moved).params, lr)
     if sharded:
-        shards.note_written(moves.params)
+        shards.mark_written(moves.params)
     return moves.chosen(map(not_, fit))
 
 
@@ -60,4 +60,4 @@ def _local_shards(moves: Moves) -> Moves:
 
 def _is_local(penalty: Penalty, p: Tensor) -> bool:
     """Whether the prox of each shard is known without the others."""
-    return penalty.separable or not shards.is_divided(p)
+    return penalty.separable or not shards.is_sharded(p)

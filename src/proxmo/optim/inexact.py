@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,11 @@ from proxmo.optim.closure import all_params, asks_for_state, refuse_nonfinite
 from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate, traces_of_modules
 from proxmo.optim.inner import Block, InnerReport, InnerSGD, Subproblem
 from proxmo.optim.momentum import Initial, PolyakMomentum
-from proxmo.optim.options import Group
+from proxmo.optim.options import Group, Options
 from proxmo.secants import square
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class InexactProxSGD(PolyakMomentum):
@@ -26,18 +29,19 @@ class InexactProxSGD(PolyakMomentum):
         x_{k+1} \approx \operatorname{argmin}_x\, Ω_k(x) = \langle m_k, x\rangle + ψ(x) + \tfrac{M}{2}\|x - x_k\|^2,
         \qquad M = 1/\mathrm{lr}
 
-    Theory asks for ‖∇Ω_k(x_{k+1})‖² ≤ (M²/16)·‖x_{k+1} − x_k‖² + S; ``report`` tells after each step whether that was
-    met. Its rows are the inexact regimes of `theory.REGIMES`. `ProxyObjective` makes both closures for proxy training.
+    Theory asks for ‖∇Ω_k(x_{k+1})‖² ≤ (M²/16)·‖x_{k+1} − x_k‖² + S; ``report`` says after each step whether that was
+    met. Its rates are the inexact regimes of `theory.REGIMES`. `ProxyObjective` makes both closures for proxy training.
 
     ``param_groups[0]["psi_evaluations"]`` counts the gradients of ψ, which are samples too if ψ is stochastic, and
-    ``param_groups[0]["fallbacks"]`` the steps that stayed where they were, since the inner solver made Ω_k larger.
+    ``param_groups[0]["fallbacks"]`` the steps that were undone because the inner solver made Ω_k larger.
 
     Args:
         params: parameters, named parameters or parameter groups.
         lr: 1/M, the step size.
         momentum: μ in [0, 1), the weight of the past gradients of f.
         inner: how to solve the subproblem.
-        initial, maximize, foreach: as for `ProxSGD`.
+        initial: how the average starts, as for `ProxSGD`.
+        options: ``maximize`` and ``foreach``, as for every `ProxOptimizer`.
 
     >>> import torch, proxmo
     >>> x = torch.tensor([3.0], requires_grad=True)
@@ -67,17 +71,16 @@ class InexactProxSGD(PolyakMomentum):
         *,
         inner: InnerSGD,
         initial: Initial = "gradient",
-        maximize: bool = False,
-        foreach: bool | None = None,
+        **options: Unpack[Options],
     ) -> None:
         if not isinstance(inner, InnerSGD):
             raise TypeError(f"inner must be a proxmo.InnerSGD, got {inner!r}")
         self.inner = inner
-        options = {"lr": lr, "momentum": momentum, "initial": initial, "maximize": maximize, "foreach": foreach}
-        super().__init__(params, {**options, "penalty": None, "psi_evaluations": 0, "fallbacks": 0})
+        own = {"lr": lr, "momentum": momentum, "initial": initial, "penalty": None}
+        super().__init__(params, {**own, "psi_evaluations": 0, "fallbacks": 0}, **options)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "inner": self.inner}
+        return {**super().__getstate__(), "inner": self.inner, "report": self.report}
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None, psi_closure: Closure | None = None) -> float | None:  # type: ignore[override]
@@ -90,8 +93,8 @@ class InexactProxSGD(PolyakMomentum):
             closure: evaluates f on a sample at the parameters as they are, calls ``backward`` and returns the loss.
             psi_closure: the same for ψ; called once for each inner step and once at the end. If it returns ψ(x), then
                 the step never ends at a point where Ω_k is larger than at x_k, up to rounding of ψ. It must return
-                ``None`` if it evaluates ψ on a sample, since values of different samples do not compare. On many
-                processes they must all return the same value, or ``None``.
+                ``None`` if it evaluates ψ on a sample, since values of different samples do not compare. All ranks
+                must return the same value, or ``None``.
         """
         if closure is None and psi_closure is None:
             self._step_without_closures()
@@ -122,17 +125,17 @@ class InexactProxSGD(PolyakMomentum):
 
     @torch.no_grad()
     def penalty_value(self) -> Tensor:
-        """Not known here: ψ is seen through its closure alone."""
-        raise RuntimeError("InexactProxSGD does not know ψ, whose values its psi_closure has; ask that one")
+        """Raise: ψ is known through its closure only."""
+        raise RuntimeError("InexactProxSGD does not know the value of ψ; call psi_closure for it")
 
     def _solve(self, psi_closure: Closure, params: list[Tensor]) -> None:
         blocks: list[Block] = []
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.requires_grad]
-            for p in trained:  # where f says nothing, ψ may
+            for p in trained:  # without a gradient of f there may be one of ψ
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             directions = self._directions(group, trained)
-            if float(group["lr"]) > 0:  # otherwise M is infinite, and these stay
+            if float(group["lr"]) > 0:  # otherwise M is infinite, and the parameters stay
                 sign = -1 if group["maximize"] else 1
                 blocks += [
                     Block(p, direction * sign, 1 / float(group["lr"]))
@@ -152,7 +155,7 @@ class InexactProxSGD(PolyakMomentum):
             group["fallbacks"] += report.fell_back
 
     def _snapshot(self, params: list[Tensor]) -> Callable[[], None]:
-        """A function that puts parameters and averages back."""
+        """Return a function that restores parameters and averages."""
         points = [p.detach().clone() for p in params]
         averages = {p: self.state[p]["momentum_buffer"].clone() for p in params if self.state.get(p)}
         unstarted = set(self._unstarted)

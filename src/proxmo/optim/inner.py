@@ -16,40 +16,40 @@ from proxmo.secants import square
 
 
 class InnerReport(NamedTuple):
-    """What an inner solver did, and how good the point is at which it left the parameters."""
+    """What an inner solver did, and how good the point is that it reached."""
 
     steps: int
     """Steps taken."""
     gradient_norm: float
     """‖∇Ω‖² there, by the gradient of ψ that the closure gave: an estimate if that is stochastic."""
     bound: float
-    """(M²/16)·‖x − x_k‖² + S, which theory asks it to be at most."""
+    """(M²/16)·‖x − x_k‖² + S, the largest ‖∇Ω‖² that theory allows."""
     met: bool
-    """Whether it is."""
+    """Whether ``gradient_norm`` is at most ``bound``."""
     fell_back: bool
-    """Whether Ω had become larger (by more than rounding), so that the parameters are back at x_k."""
+    """Whether Ω had grown (by more than rounding), so that the parameters are back at x_k."""
 
 
 class Block:
-    """A parameter in the subproblem: where it was, where it is, the direction for it, and its M."""
+    """A parameter in the subproblem: its start and present point, its direction, and its M."""
 
     def __init__(self, param: Tensor, direction: Tensor, M: float) -> None:
         self.param, self.direction, self.M = param, widen(direction), M
-        # many small steps: in half precision each would be lost to rounding, so they are made on a wider copy
+        # In half precision each of many small steps would be lost to rounding, so they are taken on a wider copy.
         self.point = widen(param.detach())
         self.start = self.point.clone()
 
-    def way(self) -> Tensor:
-        """x − x_k."""
+    def displacement(self) -> Tensor:
+        """Return x − x_k."""
         return self.point - self.start
 
     def descend(self, gradient: Tensor, lr: float) -> None:
-        """x ← x − lr·gradient; 1/M in place of a longer lr, since (M/2)·‖x − x_k‖² alone has its minimum there."""
+        """Set x ← x − lr·gradient, with lr at most 1/M, the step to the minimum of (M/2)·‖x − x_k‖² alone."""
         self.point.sub_(gradient, alpha=min(lr, 1 / self.M))
         self._round()
 
     def return_to_start(self) -> None:
-        """x ← x_k."""
+        """Set x ← x_k."""
         self.point.copy_(self.start)
         self._round()
 
@@ -58,7 +58,7 @@ class Block:
             self.param.copy_(self.point)
 
 
-class Look(NamedTuple):
+class Evaluation(NamedTuple):
     """The subproblem at one point: ∇Ω, ‖∇Ω‖², (M²/16)·‖x − x_k‖², ψ, and Ω − ψ − <m, x_k>."""
 
     gradients: list[Tensor]
@@ -67,8 +67,8 @@ class Look(NamedTuple):
     psi: float | None
     rest: float
 
-    def is_worse_than(self, other: Look, rounding: float) -> bool:
-        """Whether Ω is larger here, by more than values of ψ are rounded; ``False`` if these are not known."""
+    def is_worse_than(self, other: Evaluation, rounding: float) -> bool:
+        """Whether Ω is larger here by more than the rounding of ψ; ``False`` if values of ψ are not known."""
         if self.psi is None or other.psi is None:
             return False
         return self.psi - other.psi + self.rest - other.rest > rounding * (abs(self.psi) + abs(other.psi))
@@ -88,15 +88,15 @@ class Subproblem:
         self.rounding = 8 * max(torch.finfo(b.point.dtype).eps for b in blocks)
         self._closure, self._blocks, self._params = psi_closure, blocks, params
 
-    def look(self) -> Look:
-        """Evaluate ψ at the present point."""
+    def evaluate(self) -> Evaluation:
+        """Evaluate the subproblem at the present point."""
         returned = evaluate("psi_closure", self._closure, self._params)
         self.evaluations += 1
         psi = None if returned is None else float(torch.as_tensor(returned).detach())
         gradients: list[Tensor] = []
         moved = rest = 0.0
         for block in self._blocks:
-            way = block.way()
+            way = block.displacement()
             gradient = torch.add(block.direction, way, alpha=block.M)
             gradients.append(gradient if block.param.grad is None else gradient.add_(block.param.grad))
             length = square([way])
@@ -104,24 +104,24 @@ class Subproblem:
             rest += shards.inner_product([way], [block.direction]) + block.M / 2 * length
         norm = square(gradients)
         bad = not (math.isfinite(norm) and math.isfinite(psi or 0.0))
-        if shards.highest(bad, self._params):
+        if shards.agree_on_max(bad, self._params):
             raise FloatingPointError(
                 f"psi_closure gave a value or gradient that is not finite in its call {self.evaluations} of this step; "
                 "parameters and state are as they were"
             )
-        return Look(gradients, norm, moved, psi, rest)
+        return Evaluation(gradients, norm, moved, psi, rest)
 
-    def agrees(self, flag: bool) -> bool:
-        """Whether one of the processes that share the parameters says so, the same answer on all of them."""
-        return bool(shards.highest(flag, self._params))
+    def any_rank(self, flag: bool) -> bool:
+        """Whether the flag is set on one of the ranks that share the parameters; the same answer on all of them."""
+        return bool(shards.agree_on_max(flag, self._params))
 
     def descend(self, gradients: list[Tensor], lr: float) -> None:
-        """A step of gradient descent."""
+        """Take a step of gradient descent."""
         for block, gradient in zip(self._blocks, gradients, strict=True):
             block.descend(gradient, lr)
 
     def return_to_start(self) -> None:
-        """x ← x_k."""
+        """Set x ← x_k."""
         for block in self._blocks:
             block.return_to_start()
 
@@ -135,8 +135,8 @@ class InnerSGD:
 
     Args:
         steps: how many, ≥ 1.
-        lr: the inner step size, below 2/(M + L_ψ) with M = 1/lr of the optimizer, or it diverges; where it is longer
-            than lr of the optimizer, as under a scheduler, that one is taken.
+        lr: the inner step size, below 2/(M + L_ψ) with M = 1/lr of the optimizer, or it diverges; at most lr of the
+            optimizer is taken, as a scheduler may lower that.
         S: the squared error that theory allows in each step, ``theory.inexactness_budget(target)``; ``None`` for a
             fixed budget.
 
@@ -155,15 +155,15 @@ class InnerSGD:
             checks.nonnegative("S", self.S)
 
     def solve(self, subproblem: Subproblem) -> InnerReport:
-        """Move the parameters from x_k towards the solution, and say how far that went."""
+        """Move the parameters from x_k towards the solution, and report how far that went."""
         S = self.S or 0.0
-        first = now = subproblem.look()
+        first = now = subproblem.evaluate()
         taken = 0
         while taken < self.steps and not (self.S is not None and now.gradient_norm <= now.moved + S):
             subproblem.descend(now.gradients, self.lr)
             taken += 1
-            now = subproblem.look()
-        fell_back = subproblem.agrees(now.is_worse_than(first, subproblem.rounding))
+            now = subproblem.evaluate()
+        fell_back = subproblem.any_rank(now.is_worse_than(first, subproblem.rounding))
         if fell_back:
             subproblem.return_to_start()
             now = first

@@ -79,7 +79,7 @@ class PolyakMomentum(ProxOptimizer):
 
     def _moves(self, group: Group, params: list[Tensor]) -> Moves:
         """Return for each parameter its direction, and the gradient that is still to be averaged into it."""
-        momentum, sharded = group["momentum"], shards.any_divided(params)
+        momentum, sharded = group["momentum"], shards.any_sharded(params)
         directions: list[Tensor] = []
         gradients: list[Tensor | None] = []
         for p in params:
@@ -90,7 +90,7 @@ class PolyakMomentum(ProxOptimizer):
                 del self.state[p]  # all of it: with momentum = 0 nothing takes its place
             keeps_average = isinstance(momentum, Tensor) or momentum != 0
             state = self.state[p] if keeps_average or p in self.state else {}
-            gradient = shards.laid_out_like(gradient, p) if sharded else gradient
+            gradient = shards.placed_like(gradient, p) if sharded else gradient
             if "momentum_buffer" in state:
                 directions.append(state["momentum_buffer"])
                 gradients.append(gradient)
@@ -116,7 +116,7 @@ class PolyakMomentum(ProxOptimizer):
         pairs = [(d, g) for d, g in zip(moves.directions, moves.gradients, strict=True) if g is not None]
         averages = [average for average, _ in pairs]
         gradients = [g if g.dtype == average.dtype else g.to(average.dtype) for average, g in pairs]
-        if shards.any_divided(averages):
+        if shards.any_sharded(averages):
             averages, gradients = list(map(shards.local, averages)), list(map(shards.local, gradients))
         weight = 1 - as_scalar(group["momentum"])
         if isinstance(weight, Tensor) or not use_foreach(group["foreach"], averages):

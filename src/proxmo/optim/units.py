@@ -1,9 +1,8 @@
 """Units: groups of a penalty that span several tensors, such as a neuron with its bias and its normalisation.
 
-A parameter group has them in its option `units`, as plain data that checkpoints keep: a sequence of families. The units
-of a family are alike, so that they are the rows of one matrix, and a penalty with `dim=0` on that matrix treats each
-unit as one group. Of parameters that are divided among processes, each joins the units that it holds, if it holds them
-whole; otherwise they are gathered.
+The option `units` of a parameter group holds them as plain data that checkpoints keep: a sequence of families. Units of
+a family have the same size, so that they are the rows of one matrix, and a penalty with `dim=0` on that matrix takes
+each unit as one group. Sharded parameters are gathered, unless each rank holds whole units.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ class Slice(NamedTuple):
     """The part of a parameter that belongs to the units of a family."""
 
     position: int
-    """Which parameter of the group."""
+    """The position of the parameter in the group."""
     axis: int
-    """Its axis that runs over units."""
+    """The axis that runs over units."""
     indices: tuple[tuple[int, ...], ...] | None
-    """For each unit its indices along the axis; ``None``: index i is unit i, to the end of the axis."""
+    """For each unit its indices along the axis; ``None`` if index i is unit i, for the whole axis."""
 
 
 Family: TypeAlias = tuple[Slice, ...]
@@ -34,20 +33,22 @@ Units: TypeAlias = tuple[Family, ...]
 
 
 def as_units(data: Any, params: Sequence[Tensor]) -> Units | None:
-    """Units of parameters from plain data, whose tuples may have become lists in a file; raises if they do not fit."""
+    """Return units from plain data, whose tuples may have become lists in a file; raise if they do not fit."""
     if data is None or (isinstance(data, (tuple, list)) and not data):
         return None
     try:
         units = tuple(tuple(Slice(int(p), int(axis), _as_rows(rows)) for p, axis, rows in family) for family in data)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"units must be families of (position, axis, indices), as of unit_groups, got {data!r}"
+            f"units must be families of (position, axis, indices), as from unit_groups, got {data!r}"
         ) from error
     taken: dict[int, list[tuple[int, set[int]]]] = {}
     for family in units:
         heights = {_check_slice(part, params, taken) for part in family}
         if len(heights) != 1:
-            raise ValueError(f"units of a family must be as many in each of its parameters, got {sorted(heights)}")
+            raise ValueError(
+                f"a family must have the same number of units in each of its parameters, got {sorted(heights)}"
+            )
     return units
 
 
@@ -56,7 +57,7 @@ def _as_rows(rows: Any) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _check_slice(part: Slice, params: Sequence[Tensor], taken: dict[int, list[tuple[int, set[int]]]]) -> int:
-    """How many units a part has; an error if it does not fit its parameter or what others have taken of it."""
+    """Return the number of units; raise if the slice does not fit its parameter or overlaps with another."""
     position, axis, indices = part
     if not (0 <= position < len(params) and 0 <= axis < params[position].dim()):
         raise ValueError(f"units name axis {axis} of parameter {position}, which the group does not have")
@@ -66,12 +67,12 @@ def _check_slice(part: Slice, params: Sequence[Tensor], taken: dict[int, list[tu
     if not all(0 <= index < size for index in every):
         raise ValueError(f"units name indices beyond the size {size} of axis {axis} of parameter {position}")
     if len({len(row) for row in rows}) > 1:
-        raise ValueError(f"units must have as many indices each in parameter {position}, got {indices}")
+        raise ValueError(f"units must have the same number of indices each in parameter {position}, got {indices}")
     mine = set(every)
     others = taken.setdefault(position, [])
-    # slices along different axes always cross
-    crosses = any(indices & mine if other == axis else indices and mine for other, indices in others)
-    if len(mine) < len(every) or crosses:
+    # slices along different axes always overlap
+    overlaps = any(indices & mine if other == axis else indices and mine for other, indices in others)
+    if len(mine) < len(every) or overlaps:
         raise ValueError(f"units must not have weights in common, got some of parameter {position} twice")
     others.append((axis, mine))
     return len(rows)
@@ -92,7 +93,7 @@ def units_of(group: Mapping[str, Any], params: Sequence[Tensor]) -> Units | None
 
 
 def seen_by_penalty(units: Units | None, tensors: Sequence[Tensor]) -> Iterable[Tensor]:
-    """The tensors that a penalty is applied to: each on its own, or for each family its units as rows of a new matrix.
+    """Return the tensors that a penalty applies to: each alone, or for each family a new matrix with units as rows.
 
     >>> weight, bias = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0])
     >>> list(seen_by_penalty(((Slice(0, 0, None), Slice(1, 0, None)),), [weight, bias]))
@@ -103,23 +104,23 @@ def seen_by_penalty(units: Units | None, tensors: Sequence[Tensor]) -> Iterable[
 
 
 def joined(family: Family, tensors: Sequence[Tensor]) -> Tensor:
-    """The units of a family as the rows of a new matrix."""
+    """Return the units of a family as the rows of a new matrix."""
     used = [tensors[part.position] for part in family]
-    if shards.divided_alike(used, [part.axis for part in family]) and all(part.indices is None for part in family):
+    if shards.sharded_alike(used, [part.axis for part in family]) and all(part.indices is None for part in family):
         rows = torch.cat([_rows(shards.local(t), part) for t, part in zip(used, family, strict=True)], 1)
-        return shards.rows_divided_like(rows, used[0], family[0].axis)
+        return shards.rows_sharded_like(rows, used[0], family[0].axis)
     return torch.cat([_rows(shards.full(t), part) for t, part in zip(used, family, strict=True)], 1)
 
 
 def write_back(family: Family, matrix: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Write the rows of the matrix of a family to where `joined` took them from."""
+    """Write the rows of the matrix of a family back to where `joined` took them from."""
     widths = [_width(tensors[part.position], part) for part in family]
     for part, rows in zip(family, torch.split(shards.local(matrix), widths, 1), strict=True):
         tensor = tensors[part.position]
-        gathered = shards.is_divided(tensor) and not shards.is_divided(matrix)
+        gathered = shards.is_sharded(tensor) and not shards.is_sharded(matrix)
         if not gathered:
             target = shards.local(tensor)
-        elif part.indices is None:  # nothing of it stays
+        elif part.indices is None:  # all of it is overwritten
             target = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         else:
             target = shards.full(tensor)
@@ -131,8 +132,8 @@ def write_back(family: Family, matrix: Tensor, tensors: Sequence[Tensor]) -> Non
         else:
             along_units.index_copy_(0, _index(part, values), values.to(along_units.dtype))
         if gathered:
-            shards.local(tensor).copy_(shards.part_of(target, tensor))
-    shards.note_written([tensors[part.position] for part in family])
+            shards.local(tensor).copy_(shards.shard_of(target, tensor))
+    shards.mark_written([tensors[part.position] for part in family])
 
 
 def _rows(tensor: Tensor, part: Slice) -> Tensor:
@@ -143,7 +144,7 @@ def _rows(tensor: Tensor, part: Slice) -> Tensor:
 
 
 def _width(tensor: Tensor, part: Slice) -> int:
-    """How many elements of the tensor each unit has."""
+    """Return the number of elements that each unit has in the tensor."""
     across = prod([size for axis, size in enumerate(tensor.shape) if axis != part.axis])
     return across * (1 if part.indices is None else len(part.indices[0]))
 

@@ -62,9 +62,9 @@ class Groups:
         self.axes = inner or (len(shape),)
         self.length = prod([shape[axis] for axis in inner])
         """How many elements a group has."""
-        self.sharded = [processes for axis, processes in split if axis in inner]
+        self.sharded = [process_group for axis, process_group in split if axis in inner]
         """The process groups over which the elements of a group are sharded."""
-        self._apart = [processes for axis, processes in split if axis in outer]
+        self._apart = [process_group for axis, process_group in split if axis in outer]
 
     def onto_tensor(self, values: Tensor) -> Tensor:
         """Reshape ``values``, which fit ``elements``, to fit ``tensor``."""
@@ -89,24 +89,24 @@ class Groups:
             full = full.narrow(axis, 0, min(1, full.shape[axis]))
         return full
 
-    def add_up(self, *sums: Tensor) -> tuple[Tensor, ...]:
+    def sum_over_ranks(self, *sums: Tensor) -> tuple[Tensor, ...]:
         """Turn sums over the local elements of each group into sums over all of them, in one message."""
-        return shards.add_up(torch.stack(sums), self.sharded).unbind() if self.sharded else sums
+        return shards.sum_over_ranks(torch.stack(sums), self.sharded).unbind() if self.sharded else sums
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over each group."""
-        return self.add_up(values.sum(self.axes, keepdim=True))[0]
+        return self.sum_over_ranks(values.sum(self.axes, keepdim=True))[0]
 
     def amax(self, values: Tensor) -> Tensor:
         """Return the largest value of each group; NaN if it has one."""
         if self.sharded and values.numel() == 0:  # the local shard is empty, that of another rank is not
             shape = [1 if axis in self.axes else size for axis, size in enumerate(values.shape)]
-            return shards.largest(values.new_full(shape, -math.inf), self.sharded)
-        return shards.largest(values.amax(self.axes, keepdim=True), self.sharded)
+            return shards.max_over_ranks(values.new_full(shape, -math.inf), self.sharded)
+        return shards.max_over_ranks(values.amax(self.axes, keepdim=True), self.sharded)
 
     def total(self, per_group: Tensor) -> Tensor:
         """Return the sum of a number per group over all groups."""
-        return shards.add_up(per_group.sum(), self._apart)
+        return shards.sum_over_ranks(per_group.sum(), self._apart)
 
     def every(self, per_group: Tensor) -> Tensor:
         """Whether a condition per group holds for all groups."""

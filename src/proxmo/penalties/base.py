@@ -128,7 +128,11 @@ class Penalty(ABC):
             work = shards.full(work)  # gathering is differentiable
         seen = self._seen(work)
         value = hook(seen) if seen.numel() else shards.local(seen).new_zeros(())
-        return shards.add_up(value, [split.processes for split in shards.splits(work)]) if self.separable else value
+        return (
+            shards.sum_over_ranks(value, [split.process_group for split in shards.splits(work)])
+            if self.separable
+            else value
+        )
 
     def _seen(self, x: Tensor) -> Tensor:
         """Return what the hooks see of a tensor that may be sharded."""
@@ -215,12 +219,12 @@ class Penalty(ABC):
             self._call_hook(work, local, step)
         target = shards.local(x)
         if local is not target:
-            gathered = shards.is_divided(x) and not self.separable and not shards.is_divided(work)
-            target.copy_(shards.part_of(local, x) if gathered else local)
-        shards.note_written([x])
+            gathered = shards.is_sharded(x) and not self.separable and not shards.is_sharded(work)
+            target.copy_(shards.shard_of(local, x) if gathered else local)
+        shards.mark_written([x])
 
     def _step_for(self, x: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a step tensor as the hooks take it: 0-d in float64, or for the local shard and not narrower than it."""
+        """Return a step tensor as the hooks take it: 0-d in float64, or that of the local shard in its dtype or wider."""
         if step.numel() == 1:
             step = step.reshape(())
             return step if step.device.type == "mps" else step.double()  # step·strength may leave the range of float32

@@ -37,7 +37,7 @@ def _largest_by_counting(groups: Groups, scores: Tensor, k: int) -> Tensor:
     larger, equal = bits > threshold, bits == threshold
     # the first of equal elements stay, by rank and then by position
     free = k - groups.sum(larger)
-    taken = shards.before(equal.sum(groups.axes, keepdim=True), groups.sharded)
+    taken = shards.sum_over_earlier_ranks(equal.sum(groups.axes, keepdim=True), groups.sharded)
     rows = as_rows(equal, groups.axes)
     position_among_equals = _from_rows(rows.cumsum(-1), groups)
     return larger | (equal & (taken + position_among_equals <= free))

@@ -81,7 +81,7 @@ def project_simplex(
         return torch.threshold_(below.add_(depth), eps * radius, 0.0)
     active = below.add_(depth * (1 - eps)).relu_().sign()
     # The rounding error of τ enters each element. The elements have finer digits than τ: share out what is missing.
-    reached, count = groups.add_up(_sum(below, groups, weights), _sum(active, groups, weights))
+    reached, count = groups.sum_over_ranks(_sum(below, groups, weights), _sum(active, groups, weights))
     share = (radius - reached) / count.clamp(min=1 if weights is None else _tiny(y))
     return below.add_(active.mul_(share)).relu_()
 
@@ -92,7 +92,9 @@ def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups, weights: Ten
     Overwrites ``magnitudes``.
     """
     radius = fit(radius, magnitudes.dtype)
-    vanishes = groups.add_up(_sum(magnitudes, groups, weights))[0] <= radius  # false for NaN, which stays in its group
+    vanishes = (
+        groups.sum_over_ranks(_sum(magnitudes, groups, weights))[0] <= radius
+    )  # false for NaN, which stays in its group
     top = groups.amax(magnitudes)
     depth = _depth(magnitudes.sub_(top), radius, groups, weights)
     return (top - depth).relu_().masked_fill_(vanishes, 0)
@@ -161,7 +163,7 @@ def _newton_step(
     """Return the next depth, and the number or total weight of the elements above the present one."""
     above = torch.add(below, depth, out=work).relu_()
     reached = _sum(above, groups, weights)
-    reached, active = groups.add_up(reached, _sum(above.sign_(), groups, weights))
+    reached, active = groups.sum_over_ranks(reached, _sum(above.sign_(), groups, weights))
     return depth - (reached - radius) / active.clamp(min=1 if weights is None else _tiny(below)), active
 
 
@@ -171,7 +173,9 @@ def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups, weig
     if weights is None:
         depth = torch.minimum((radius - groups.sum(below)) / groups.length, below.new_ones(()) * radius)
     else:
-        reached, mass = groups.add_up(_sum(below, groups, weights), _sum(torch.ones_like(below), groups, weights))
+        reached, mass = groups.sum_over_ranks(
+            _sum(below, groups, weights), _sum(torch.ones_like(below), groups, weights)
+        )
         depth = torch.minimum((radius - reached) / mass, -groups.amax(below - radius / weights))
     depth, active = _newton_step(below, radius, groups, weights, depth, work)
     while True:
@@ -191,7 +195,7 @@ def secular_root(z: Tensor, a: Tensor, groups: Groups) -> Tensor:
     for _ in range(_SECULAR_STEPS):
         total = a + theta
         ratio = z / total
-        squares, cubes = groups.add_up(
+        squares, cubes = groups.sum_over_ranks(
             *(part.sum(groups.axes, keepdim=True) for part in (ratio.square(), ratio.square().div_(total)))
         )
         n = squares.sqrt()
