@@ -1,7 +1,7 @@
 """Accelerate: `python examples/accelerate_loop.py`, with `--resume` to go on from its last checkpoint.
 
-Needs `pip install accelerate`. The strengths are registered, so that `save_state` saves them too. What only proxmo's
-optimizers have, such as `sparsity`, is asked of ours: Accelerate's wrapper does not pass it on.
+Needs `pip install accelerate scikit-learn`. The strengths are registered, so that `save_state` saves them too. What
+only proxmo's optimizers have, such as `sparsity`, is asked of ours: Accelerate's wrapper does not pass it on.
 """
 
 import sys

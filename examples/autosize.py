@@ -1,6 +1,7 @@
 """Let a network find its own size: train with a penalty on whole units, remove those that are zero, compare, save.
 
-Run it with `python examples/autosize.py` after `pip install 'proxmo[compact]'`; it takes a few seconds on a laptop.
+Run it with `python examples/autosize.py` after `pip install 'proxmo[compact]' scikit-learn`; it takes a few
+seconds on a laptop.
 """
 
 import time

@@ -1,7 +1,8 @@
 """Data-parallel training: `torchrun --nproc-per-node 2 examples/ddp.py`. Nothing in proxmo has to be told about it.
 
 DistributedDataParallel averages the gradients over the processes, so every rank takes the same step of the same
-optimizer, prox included, and the weights stay equal. Only rank 0 prints and saves.
+optimizer, prox included, and the weights stay equal. Only rank 0 prints and saves. The data need
+`pip install scikit-learn`.
 """
 
 import torch

@@ -6,6 +6,7 @@
 checkpoint is written; whenever processes die, torchrun starts all of them again, and they go on from the last one, also
 if they are more or fewer then. (The variable keeps torchrun from giving them the addresses of the dead ones, on which
 they would wait for each other.) Give the folder of the checkpoints as an argument, or take ./checkpoints.
+The data need `pip install scikit-learn`.
 """
 
 import os

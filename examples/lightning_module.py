@@ -1,7 +1,8 @@
 """Lightning: `python examples/lightning_module.py`, with `--resume` to go on from its last checkpoint.
 
-Needs `pip install pytorch-lightning`; with the package `lightning`, write `import lightning.pytorch as pl`. Lightning
-steps and saves both schedulers; it asks for `lr_scheduler_step` because ours is not one of torch's classes.
+Needs `pip install pytorch-lightning scikit-learn`; with the package `lightning`, write
+`import lightning.pytorch as pl`. Lightning steps and saves both schedulers; it asks for `lr_scheduler_step` because
+ours is not one of torch's classes.
 """
 
 import sys

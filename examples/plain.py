@@ -1,7 +1,8 @@
 """The ordinary training loop: `python examples/plain.py`, with `--resume` to go on from its last checkpoint.
 
 It has all that such a loop usually has: parameter groups with penalties and learning rates of their own, a scheduler of
-lr, a warm-up of the strengths, automatic mixed precision, and checkpoints that hold all of it.
+lr, a warm-up of the strengths, automatic mixed precision, and checkpoints that hold all of it. The data need
+`pip install scikit-learn`.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Hugging Face Trainer: `python examples/transformers_trainer.py`, with `--resume` to go on from its last checkpoint.
 
-Needs `pip install transformers accelerate`; the model is a small BERT made here, nothing is downloaded.
+Needs `pip install transformers accelerate scikit-learn`; the model is a small BERT made here, nothing is downloaded.
 Trainer takes the optimizer and the scheduler of lr, and a callback steps the strengths.
 """
 

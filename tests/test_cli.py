@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 import proxmo
-from proxmo.cli import app
+from proxmo.cli import REQUIRED
 from proxmo.experiments import reproduction, synthetic
+from proxmo.experiments.commands import app
 from proxmo.experiments.presets import Grid, Preset
 from proxmo.files import written_whole
 
@@ -149,8 +150,10 @@ def test_it_writes_nowhere_but_where_it_was_told(tmp_path: Path) -> None:
     script = """
 from proxmo.experiments import synthetic
 synthetic.ITERATIONS, synthetic.AUTO_SEEDS = 300, 1
-from proxmo.cli import app
-app(["reproduce", "synthetic", "--seeds", "2", "--quiet", "--out", "../out"])
+import sys
+from proxmo.cli import main
+sys.argv = ["proxmo", "reproduce", "synthetic", "--seeds", "2", "--quiet", "--out", "../out"]
+main()
 """
     for name in ("home", "work", "temporary"):
         (tmp_path / name).mkdir()
@@ -161,6 +164,18 @@ app(["reproduce", "synthetic", "--seeds", "2", "--quiet", "--out", "../out"])
     assert (tmp_path / "out" / "report.html").exists()
     left = [path.name for name in ("home", "work", "temporary") for path in (tmp_path / name).rglob("*")]
     assert [name for name in left if not name.startswith("torchinductor_")] == []  # an empty folder that is torch's own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [([], REQUIRED), (["--help"], REQUIRED), (["reproduce"], REQUIRED), (["verify"], ("matplotlib",))],
+)
+def test_command_without_its_extra_says_what_to_install(arguments: list[str], missing: tuple[str, ...]) -> None:
+    program = f"import sys; sys.modules |= dict.fromkeys({missing}); from proxmo.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == f"proxmo: this command needs {', '.join(missing)}: pip install 'proxmo[reproduce]'\n"
 
 
 def test_version() -> None:

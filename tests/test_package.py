@@ -6,15 +6,56 @@ import contextlib
 import inspect
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import proxmo
+from proxmo.cli import REQUIRED
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PUBLIC = sorted(set(proxmo.__all__) - {"criteria", "theory"})
+
+
+def _metadata() -> dict[str, Any]:
+    tomllib = pytest.importorskip("tomllib")  # in the standard library since Python 3.11
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
+def _names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^\w-]", requirement)[0] for requirement in requirements}
+
+
+def test_library_depends_on_torch_and_numpy_only() -> None:
+    assert _names(_metadata()["dependencies"]) == {"torch", "numpy"}
+
+
+def test_command_checks_for_every_package_of_its_extra() -> None:
+    distributions = {"PIL": "pillow", "sklearn": "scikit-learn"}
+    extra = _metadata()["optional-dependencies"]["reproduce"]
+    assert _names(extra) == {distributions.get(name, name) for name in REQUIRED}
+    assert _metadata()["scripts"] == {"proxmo": "proxmo.cli:main"}
+
+
+def test_import_does_not_need_the_packages_of_the_command() -> None:
+    program = f"import sys; sys.modules |= dict.fromkeys({REQUIRED}); import proxmo"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_import_does_not_import_the_packages_of_the_command() -> None:
+    program = f"import sys, proxmo; print(sorted(set({REQUIRED}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_readme_has_the_commands_to_run_and_to_test() -> None:
+    assert "    pip install -c constraints.txt '.[reproduce]' && proxmo reproduce\n" in README
+    assert "    pip install -c constraints.txt -e '.[test]' && pytest\n" in README
 
 
 @pytest.mark.parametrize("name", PUBLIC)

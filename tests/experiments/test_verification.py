@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from typer.testing import CliRunner
 
-from proxmo.cli import app
 from proxmo.experiments import verification
+from proxmo.experiments.commands import app
 
 
 @pytest.fixture(scope="module")
