@@ -13,19 +13,16 @@ from typer.testing import CliRunner
 
 import proxmo
 from proxmo.cli import REQUIRED
-from proxmo.experiments import reproduction, synthetic
+from proxmo.experiments import synthetic
 from proxmo.experiments.commands import app
-from proxmo.experiments.presets import Grid, Preset
+from proxmo.experiments.presets import Grid, Presets, Size
+from proxmo.experiments.proxy import Proxy, Subset
+from proxmo.experiments.regularized import Regularized
 from proxmo.files import written_whole
 
-TINY = Preset(
-    width=8,
-    seeds=2,
-    regularized=Grid((256, 128), rates=(0.1,), momenta=(0.0, 0.9), epochs=2),
-    proxy=Grid((256,), rates=(0.1,), momenta=(0.0, 0.9), epochs=1),
-    proxy_images=128,
-    proxy_batch=64,
-)
+REGULARIZED = Size(8, Grid((256, 128), rates=(0.1,), momenta=(0.0, 0.9), epochs=2), seeds=2)
+PROXY = Size(8, Grid((256,), rates=(0.1,), momenta=(0.0, 0.9), epochs=1), seeds=2)
+SUBSET = Subset(images=128, batch=64)
 
 
 @pytest.fixture
@@ -33,7 +30,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same code on few steps."""
     monkeypatch.setattr(synthetic, "ITERATIONS", 300)
     monkeypatch.setattr(synthetic, "AUTO_SEEDS", 1)
-    monkeypatch.setattr(reproduction, "preset", lambda *_: TINY)
+    monkeypatch.setattr(Regularized, "sizes", Presets(REGULARIZED, REGULARIZED, REGULARIZED))
+    monkeypatch.setattr(Proxy, "sizes", Presets(PROXY, PROXY, PROXY))
+    monkeypatch.setattr(Proxy, "subsets", Presets(SUBSET, SUBSET, SUBSET))
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -109,7 +108,7 @@ def test_reproduce_says_what_is_missing_before_it_starts(tmp_path: Path) -> None
     paper = ("reproduce", "proxy", "--preset", "paper", "--data", "digits", "--device", "cpu:0")
     code, said = run(*paper, "--out", str(tmp_path / "out"))
     assert code == 1
-    assert "takes 2560 images as proxy, which must be at most half of the training images; digits has 1437" in said
+    assert "uses 2560 images as proxy, which must be at most half of the training images; digits has 1437" in said
     code, said = run("reproduce", "--resume", "--out", str(tmp_path / "mistyped"))
     assert code == 1
     assert "there is nothing to resume in" in said
@@ -123,13 +122,13 @@ def test_the_paper_preset_starts_and_takes_steps() -> None:
     import torch
 
     from proxmo.experiments import data
-    from proxmo.experiments.presets import PAPER
     from proxmo.experiments.regularized import RegularizedTrainer
     from proxmo.experiments.training import Setting
 
-    grid = PAPER.regularized
-    assert (grid.batches, grid.epochs, PAPER.proxy_images, PAPER.proxy_batch) == ((256, 128, 64), 300, 2560, 128)
-    setting = Setting(0.1, 0.9, batch=64, epochs=300, width=PAPER.width, seed=0)
+    size = Regularized.sizes.paper
+    assert (size.width, size.grid.batches, size.grid.epochs) == (64, (256, 128, 64), 300)
+    assert Proxy.subsets.paper == Subset(images=2560, batch=128)
+    setting = Setting(0.1, 0.9, batch=64, epochs=300, width=size.width, seed=0)
     trainer = RegularizedTrainer(setting, data.load("digits"), "cpu")
     assert sum(p.numel() for p in trainer.network.parameters()) > 11_000_000
     before = [p.detach().clone() for p in trainer.network.parameters()]

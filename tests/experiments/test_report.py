@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from proxmo.experiments import synthetic
-from proxmo.experiments.claims import comparison_claims, fastest, roughness, synthetic_claims
-from proxmo.experiments.comparison import Comparison
-from proxmo.experiments.figures import draw_comparison, draw_methods, draw_synthetic, to_svg
-from proxmo.experiments.report import comparison_section, render, synthetic_section
+from proxmo.experiments import comparison_report, synthetic, synthetic_report
+from proxmo.experiments.comparison import Comparison, TrainingExperiment
+from proxmo.experiments.comparison_report import roughness
+from proxmo.experiments.figures import to_svg
+from proxmo.experiments.proxy import Proxy
+from proxmo.experiments.regularized import Regularized
+from proxmo.experiments.report import render
+from proxmo.experiments.synthetic_report import draw_all_methods, draw_paper_methods, fastest
 from proxmo.experiments.training import Epoch, Record, Setting
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -38,10 +41,10 @@ def record(momentum: float, lr: float, loss: float, accuracy: float, batch: int 
     return Record(Setting(lr, momentum, batch, epochs=3, width=8, seed=seed), epochs, diverged=False, seconds=1.0)
 
 
-def comparison(experiment: str = "regularized") -> Comparison:
+def comparison(experiment: TrainingExperiment | None = None) -> Comparison:
     """Momentum is best at 0.1, vanilla at 0.3; at batch 128 momentum is best at 0.01."""
     return Comparison(
-        experiment,
+        experiment or Regularized(),
         [
             record(0.9, 0.1, 0.5, 0.8),
             record(0.9, 0.3, 0.9, 0.7),
@@ -67,7 +70,7 @@ def test_tuning_and_summaries() -> None:
 
 
 def test_claims_about_networks() -> None:
-    claims = {claim.statement: claim for claim in comparison_claims(comparison())}
+    claims = {claim.statement: claim for claim in comparison_report.claims(comparison())}
     at_paper = claims["training loss: momentum is ahead (lr = 0.1, momentum 0.9)"]
     assert at_paper.agrees
     assert at_paper.measured == "0.600 ± 0.141 against 0.800"
@@ -77,7 +80,7 @@ def test_claims_about_networks() -> None:
     assert not accuracy.agrees
     assert claims["batch 256: best for momentum by training loss, one seed"].agrees
     assert claims["batch 128: best for momentum by training loss, one seed"].measured == "lr 0.01, momentum 0.9"
-    assert len(comparison_claims(comparison("proxy"))) == 2  # too short for one about smoothness
+    assert len(comparison_report.claims(comparison(Proxy()))) == 2  # too short for one about smoothness
 
 
 def test_smoothness_is_not_how_fast_it_climbs() -> None:
@@ -90,7 +93,7 @@ def test_smoothness_is_not_how_fast_it_climbs() -> None:
     assert roughness(climbing(0.0, restless)) == pytest.approx(0.4 / 3)
     for diverged, said in ((False, "0.00% against 13.33%"), (True, "diverged against 13.33%")):
         runs = [climbing(0.9, fast, diverged=diverged), climbing(0.0, restless)]
-        claim = comparison_claims(Comparison("proxy", runs))[-1]
+        claim = comparison_report.claims(Comparison(Proxy(), runs))[-1]
         assert "smoother" in claim.statement
         assert (claim.measured, claim.agrees) == (said, not diverged)
 
@@ -98,24 +101,24 @@ def test_smoothness_is_not_how_fast_it_climbs() -> None:
 def test_diverged_runs_are_last_and_said_to_be() -> None:
     whole = comparison()
     broken = Record(Setting(1.0, 0.9, 256, 3, 8, 0), [], diverged=True, seconds=1.0)
-    found = Comparison("regularized", [broken, *whole.records])
+    found = Comparison(Regularized(), [broken, *whole.records])
     assert found.tuned(256, vanilla=False) == whole.tuned(256, vanilla=False)
     assert found.summary(broken.setting, "train_loss") is None
-    table = comparison_section(found, "digits", {}).tables[0]
+    table = comparison_report.section(found, "digits", {}).tables[0]
     assert next(row for row in table.rows if row[2] == "1")[4:] == ["diverged"] * 5
-    hopeless = Comparison("proxy", [broken, record(0.0, 0.1, 0.8, 0.6)])
-    assert [claim.agrees for claim in comparison_claims(hopeless)] == [False, False]
-    assert comparison_claims(hopeless)[0].measured == "diverged against 0.800"
-    assert len(draw_comparison(hopeless).axes[0].lines) == 1
+    hopeless = Comparison(Proxy(), [broken, record(0.0, 0.1, 0.8, 0.6)])
+    assert [claim.agrees for claim in comparison_report.claims(hopeless)] == [False, False]
+    assert comparison_report.claims(hopeless)[0].measured == "diverged against 0.800"
+    assert len(comparison_report.draw(hopeless).axes[0].lines) == 1
     partly = Comparison(
-        "proxy", [*whole.records, replace(broken, setting=replace(whole.tuned(256, vanilla=True), seed=2))]
+        Proxy(), [*whole.records, replace(broken, setting=replace(whole.tuned(256, vanilla=True), seed=2))]
     )
-    labels = [line.get_label() for line in draw_comparison(partly).axes[0].lines]
+    labels = [line.get_label() for line in comparison_report.draw(partly).axes[0].lines]
     assert labels == ["momentum, lr 0.1, momentum 0.9", "vanilla, lr 0.3 (2 of 3 seeds)"]
 
 
 def test_claims_about_the_quadratic(results: synthetic.Results) -> None:
-    claims = synthetic_claims(results)
+    claims = synthetic_report.claims(results)
     assert len(claims) == 3 * 7
     floors = [claim for claim in claims if "oscillates" in claim.statement]
     assert [claim.paper for claim in floors] == ["22", "672", "14,381"]
@@ -124,7 +127,7 @@ def test_claims_about_the_quadratic(results: synthetic.Results) -> None:
     hopeless = next(c for c in claims if c.statement == "σ = 125: momentum with M = 100, γ = 0.0001 reaches 0.02")
     assert (hopeless.paper, hopeless.measured, hopeless.agrees) == ("yes", "0% of the seeds", False)
     assert fastest(results, 125.0) == []
-    nothing = [claim for claim in claims if claim.statement == "σ = 125: M that reaches it with fewest samples"]
+    nothing = [claim for claim in claims if claim.statement == "σ = 125: M that reaches it with the fewest samples"]
     assert [(claim.measured, claim.agrees) for claim in nothing] == [("none for half of the seeds", False)]
 
 
@@ -133,28 +136,28 @@ def test_equally_fast_settings_are_all_named(results: synthetic.Results) -> None
         replace(cell, median_samples=631.0 if (cell.gamma == 0.01 and cell.M in (1, 10)) else None)
         for cell in results.cells
     ]
-    found = {claim.statement: claim for claim in synthetic_claims(replace(results, cells=cells))}
-    tuned = found["σ = 5: M that reaches it with fewest samples"]
+    found = {claim.statement: claim for claim in synthetic_report.claims(replace(results, cells=cells))}
+    tuned = found["σ = 5: M that reaches it with the fewest samples"]
     assert (tuned.paper, tuned.measured, tuned.agrees) == ("10", "1 or 10", True)
-    assert found["σ = 5: γ that reaches it with fewest samples"].measured == "0.01"
+    assert found["σ = 5: γ that reaches it with the fewest samples"].measured == "0.01"
 
 
 def test_figures(results: synthetic.Results) -> None:
-    for figure, lines in ((draw_synthetic(results), 4), (draw_methods(results), 5)):
+    for figure, lines in ((draw_paper_methods(results), 4), (draw_all_methods(results), 5)):
         assert [axes.get_title().split(" (")[0] for axes in figure.axes] == ["σ = 5", "σ = 25", "σ = 125"]
         for axes in figure.axes:
             labelled = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
             assert len(labelled) == lines
-    panels = draw_comparison(comparison()).axes
+    panels = comparison_report.draw(comparison()).axes
     assert [axes.get_title() for axes in panels] == [
         "training loss", "test accuracy", "F = f + ψ", "share of zero weights",
     ]  # fmt: skip
     assert list(panels[0].lines[0].get_ydata()) == pytest.approx([1.8, 1.2, 0.6])
-    assert len(draw_comparison(comparison("proxy")).axes) == 2
+    assert len(comparison_report.draw(comparison(Proxy())).axes) == 2
 
 
 def test_svg_takes_the_colour_of_the_page_and_keeps_its_names_apart(results: synthetic.Results) -> None:
-    one, other = (to_svg(draw_synthetic(results), name) for name in ("one", "other"))
+    one, other = (to_svg(draw_paper_methods(results), name) for name in ("one", "other"))
     assert one.startswith("<svg viewBox=")
     assert "currentColor" in one
     assert "#010203" not in one
@@ -170,9 +173,9 @@ def test_svg_takes_the_colour_of_the_page_and_keeps_its_names_apart(results: syn
 @pytest.fixture(scope="module")
 def page(results: synthetic.Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sections = [
-        synthetic_section(results, quadratic(synthetic.SHIFTED), {"command": "proxmo reproduce synthetic"}),
-        comparison_section(comparison(), "digits", {"command": "proxmo reproduce regularized"}),
-        comparison_section(comparison("proxy"), "<b>digits</b>", {"command": "proxmo reproduce proxy"}),
+        synthetic_report.section(results, quadratic(synthetic.SHIFTED), {"command": "proxmo reproduce synthetic"}),
+        comparison_report.section(comparison(), "digits", {"command": "proxmo reproduce regularized"}),
+        comparison_report.section(comparison(Proxy()), "<b>digits</b>", {"command": "proxmo reproduce proxy"}),
     ]
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(render(sections), encoding="utf-8")

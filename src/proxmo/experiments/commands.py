@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import torch
 import typer
@@ -19,10 +19,15 @@ from rich.table import Table
 
 import proxmo
 from proxmo import theory
+from proxmo.experiments.data import LOADERS, DataError, default_root
+from proxmo.experiments.experiment import Options
+from proxmo.experiments.fetch import fetch_cifar10
+from proxmo.experiments.report import Claim
+from proxmo.experiments.reproduction import EXPERIMENTS
+from proxmo.experiments.reproduction import reproduce as run
+from proxmo.experiments.store import StoreError
 from proxmo.experiments.threads import one_thread
-
-if TYPE_CHECKING:
-    from proxmo.experiments.claims import Claim
+from proxmo.experiments.verification import RUNS, Check, all_checks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -36,38 +41,38 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Proximal optimization for PyTorch."""
 
 
-class Experiment(str, Enum):
-    """What can be reproduced."""
+class ExperimentOption(str, Enum):
+    """One member per experiment, and one for all of them."""
 
-    synthetic = "synthetic"
-    regularized = "regularized"
-    proxy = "proxy"
+    _ignore_ = "option"
+    for option in EXPERIMENTS:
+        vars()[option] = option
     all = "all"
 
 
 class PresetOption(str, Enum):
-    """How large."""
+    """The sizes of the training experiments."""
 
     quick = "quick"
     paper = "paper"
 
 
 class DataOption(str, Enum):
-    """On which images."""
+    """One member per data set."""
 
-    digits = "digits"
-    cifar10 = "cifar10"
-    fashion_mnist = "fashion-mnist"
+    _ignore_ = "option"
+    for option in LOADERS:
+        vars()[option] = option
 
 
 class FetchOption(str, Enum):
-    """What can be fetched."""
+    """The data sets that can be fetched."""
 
     cifar10 = "cifar10"
 
@@ -75,37 +80,33 @@ class FetchOption(str, Enum):
 @app.command()
 def reproduce(
     context: typer.Context,
-    experiment: Annotated[Experiment, typer.Argument(help="Which experiment of the paper.")] = Experiment.all,
+    experiment: Annotated[
+        ExperimentOption, typer.Argument(help="Which experiment of the paper to run.")
+    ] = ExperimentOption.all,
     preset: Annotated[
         PresetOption, typer.Option(help="quick: minutes on a laptop. paper: days without an accelerator.")
     ] = PresetOption.quick,
     data: Annotated[
         DataOption | None,
-        typer.Option(help="Images for the networks; if not given, digits, which are built in, or cifar10 with paper."),
+        typer.Option(help="Images to train on. Default: the built-in digits, or cifar10 with --preset paper."),
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Where these images are, if not where they are expected.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the images, if not the default one.")] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Independent runs; if not given, 50 on the quadratic (AutoProxSGD always 3), 3 of nets."
+            min=1, help="Independent runs. Default: 50 on the quadratic (always 3 of AutoProxSGD), 3 of networks."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the report and the numbers.")] = Path("proxmo-results"),
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, …")] = "cpu",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the runs in the folder.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")] = False,
 ) -> None:
-    """Run the experiments of the paper, and write a report of what agrees and what does not."""
-    context.with_resource(_list_of_fonts_that_goes_away())
-    from proxmo.experiments.data import DataError
-    from proxmo.experiments.reproduction import EXPERIMENTS, Request
-    from proxmo.experiments.reproduction import reproduce as run
-    from proxmo.experiments.store import StoreError
-
-    device = _usable(device)
-    chosen = EXPERIMENTS if experiment is Experiment.all else (experiment.value,)
-    images = data or (DataOption.cifar10 if preset is PresetOption.paper else DataOption.digits)
-    request = Request(chosen, preset.value, images.value, root, seeds, device, out, resume)
+    """Run the experiments of the paper, and write a report of what agrees with it and what does not."""
+    context.with_resource(_temporary_matplotlib_folder())
+    chosen = EXPERIMENTS.values() if experiment is ExperimentOption.all else [EXPERIMENTS[experiment.value]]
+    images = data.value if data else "cifar10" if preset is PresetOption.paper else "digits"
+    options = Options(preset.value, images, root, seeds, _usable(device))
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
@@ -117,7 +118,7 @@ def reproduce(
                     tasks[name] = progress.add_task(name, total=total)
                 progress.update(tasks[name], total=total, advance=done)
 
-            outcome = run(request, bar)
+            outcome = run(chosen, options, out, bar, resume=resume)
     except (DataError, StoreError) as error:
         _fail(error)
     for section in outcome.sections:
@@ -128,13 +129,9 @@ def reproduce(
 @app.command()
 def data(
     name: Annotated[FetchOption, typer.Argument(help="The data set.")],
-    root: Annotated[Path | None, typer.Option(help="Where to; $PROXMO_DATA or the user's cache if not given.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Target folder. Default: $PROXMO_DATA or the user's cache.")] = None,
 ) -> None:
-    """Fetch a data set, each file checked against the md5 of the original."""
-    from proxmo.experiments.data import DataError, default_root
-    from proxmo.experiments.fetch import fetch_cifar10
-    from proxmo.experiments.store import StoreError
-
+    """Fetch a data set, and check each file against the md5 of the original."""
     try:
         fetch_cifar10(root or default_root(), typer.echo)
     except (DataError, StoreError, OSError) as error:
@@ -146,11 +143,11 @@ def plan(
     smoothness: Annotated[float, typer.Option(help="L, the smoothness of f.")],
     noise_variance: Annotated[float, typer.Option(help="σ², the total variance of a gradient sample.")],
     initial_gap: Annotated[float, typer.Option(help="F(x₀) − F*, or a bound on it.")],
-    horizon: Annotated[int | None, typer.Option(help="How many steps, 10000 without a target.")] = None,
-    target: Annotated[float | None, typer.Option(help="What the mean of ‖∇F‖² should be at most.")] = None,
+    horizon: Annotated[int | None, typer.Option(help="Number of steps. Default: 10000 if no target is given.")] = None,
+    target: Annotated[float | None, typer.Option(help="Upper bound to reach for the mean of ‖∇F‖².")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples in the first gradient.")] = 1,
 ) -> None:
-    """Which lr and momentum theory gives, in each of its regimes, and what it promises."""
+    """Show the lr and momentum of theory in each of its regimes, and what they guarantee."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("regime", no_wrap=True)
     for column in ("lr", "1−momentum", "steps", "‖∇F‖²≤", "‖m−∇f‖²≤", "prox err."):
@@ -180,8 +177,8 @@ def plan(
     console = Console()
     console.print(table)
     console.print(
-        "With an exact prox: convex if ψ is convex, else monotone; the paper's rows are for comparison. Inexact rows "
-        "allow a squared prox error in each step. All are worst cases over every problem with these constants.",
+        "With an exact prox, use convex if ψ is convex, else monotone; the paper's rows are for comparison. Inexact "
+        "rows allow a squared prox error in each step. All bounds hold for every problem with these constants.",
         highlight=False,
     )
 
@@ -189,11 +186,9 @@ def plan(
 @app.command()
 def verify(
     horizon: Annotated[int, typer.Option(min=10, help="Steps of each Monte Carlo run.")] = 500,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
 ) -> None:
-    """Check every bound numerically (about 20 seconds): what was observed beside what was promised."""
-    from proxmo.experiments.verification import RUNS, Check, all_checks
-
+    """Check every bound numerically (about 20 seconds)."""
     console = Console()
     found: list[Check] = []
     with one_thread(), Progress(console=console, disable=quiet) as progress:
@@ -201,9 +196,9 @@ def verify(
             found += check()
     table = Table(
         title="left ≤ right in every row; slack is right/left",
-        caption="Left is what was observed (for vanilla: σ²/4), right what was promised. quadratic: exact, "
-        "the tightest of all steps and settings; ℓ1 and ℓ∞,1: a non-convex regression, means of "
-        f"{RUNS} runs of {horizon} steps; S: squared error of an inexact prox. docs/theory.md spells it out.",
+        caption="Left is the observed value (for vanilla: σ²/4), right the bound. quadratic: exact, "
+        "the tightest of all steps and settings. ℓ1 and ℓ∞,1: a non-convex regression, means of "
+        f"{RUNS} runs of {horizon} steps. S: squared error of an inexact prox. docs/theory.md has the details.",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
@@ -220,7 +215,7 @@ def verify(
 
 
 def claims_table(title: str, claims: list[Claim]) -> Table:
-    """What the paper says beside what was measured."""
+    """Return a table of the paper's statements and the measurements."""
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("statement", "paper", "measured", ""):
         table.add_column(column)
@@ -230,8 +225,8 @@ def claims_table(title: str, claims: list[Claim]) -> Table:
 
 
 @contextmanager
-def _list_of_fonts_that_goes_away() -> Iterator[None]:
-    """matplotlib writes one into the user's folders when it is imported; only --out is to be written to."""
+def _temporary_matplotlib_folder() -> Iterator[None]:
+    """Keep matplotlib from writing its font cache to the user's folders on import: only --out may be written to."""
     if "MPLCONFIGDIR" in os.environ:
         yield
         return
@@ -244,16 +239,16 @@ def _list_of_fonts_that_goes_away() -> Iterator[None]:
 
 
 def _fail(error: Exception) -> NoReturn:
-    """Say what is wrong, without a traceback, and stop."""
+    """Print the error without a traceback and exit."""
     typer.secho(f"proxmo: {error}", fg="red", err=True)
     raise typer.Exit(code=1) from error
 
 
 def _usable(device: str) -> str:
-    """The device in one way of writing it, found before the work to be there."""
+    """Return the normalised name of a device, or raise if it cannot be used."""
     try:
         torch.zeros(1, device=device).item()
-    except Exception as error:  # of many kinds, one for each way in which a device can be missing
+    except Exception as error:  # the type depends on the device and on how torch was built
         reason = str(error).splitlines()[0]
         raise typer.BadParameter(f"{device!r} cannot be used here: {reason}", param_hint="--device") from error
     return "cpu" if torch.device(device).type == "cpu" else device
