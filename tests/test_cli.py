@@ -1,4 +1,4 @@
-"""The command as a user runs it."""
+"""The command line, as a user runs it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUBSET = Subset(images=128, batch=64)
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same code on few steps."""
+    """Run the same code with few steps."""
     monkeypatch.setattr(synthetic, "ITERATIONS", 300)
     monkeypatch.setattr(synthetic, "AUTO_SEEDS", 1)
     monkeypatch.setattr(Regularized, "sizes", Presets(REGULARIZED, REGULARIZED, REGULARIZED))
@@ -43,13 +43,12 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_reproduce_all(tmp_path: Path) -> None:
-    """All three experiments, then one of them again, then what cannot be done in that folder."""
+def test_reproduce_runs_all_and_protects_existing_results(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
-    code, said = run("reproduce", "--seeds", "2", "--out", str(out))
+    code, output = run("reproduce", "--seeds", "2", "--out", str(out))
     assert code == 0
-    assert "A noisy quadratic (section 8.1)" in said
-    assert said.endswith(f"report: {out}/report.html")
+    assert "A noisy quadratic (section 8.1)" in output
+    assert output.endswith(f"report: {out}/report.html")
     numbers = json.loads((out / "results.json").read_text())
     assert set(numbers) == {"synthetic", "regularized", "proxy", "claims", "settings"}
     assert numbers["settings"]["proxy"]["command"] == "proxmo reproduce proxy --preset quick --data digits --seeds 2"
@@ -65,22 +64,22 @@ def test_reproduce_all(tmp_path: Path) -> None:
     assert len(numbers["proxy"]["runs"]) == 4
     assert {claim["agrees"] for claims in numbers["claims"].values() for claim in claims} == {True, False}
 
-    code, said = run("reproduce", "proxy", "--seeds", "3", "--resume", "--out", str(out))
+    code, output = run("reproduce", "proxy", "--seeds", "3", "--resume", "--out", str(out))
     assert code == 1
-    assert "was begun with other settings: seeds was 2, now 3" in said
-    code, said = run("reproduce", "--seeds", "2", "--out", str(out))
+    assert "was started with other settings: seeds was 2, now 3" in output
+    code, output = run("reproduce", "--seeds", "2", "--out", str(out))
     assert code == 1
-    assert "has results of synthetic already: go on with --resume, or take another --out" in said
+    assert "already has results of synthetic: continue with --resume, or choose another --out" in output
     assert json.loads((out / "results.json").read_text()) == numbers
     (out / "report.html").unlink()
     assert run("reproduce", "proxy", "--seeds", "2", "--resume", "--out", str(out))[0] == 0
-    again = json.loads((out / "results.json").read_text())
-    assert again["synthetic"] == numbers["synthetic"]  # all that is in the folder is told of
+    resumed = json.loads((out / "results.json").read_text())
+    assert resumed["synthetic"] == numbers["synthetic"]  # the report covers everything in the folder
     assert "A noisy quadratic" in (out / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("tiny")
-def test_reproduce_goes_on_with_what_is_finished(tmp_path: Path) -> None:
+def test_resume_repeats_only_unfinished_runs(tmp_path: Path) -> None:
     arguments = ("reproduce", "regularized", "--out", str(tmp_path), "--quiet")
     assert run(*arguments)[0] == 0
     before = json.loads((tmp_path / "results.json").read_text())
@@ -93,32 +92,32 @@ def test_reproduce_goes_on_with_what_is_finished(tmp_path: Path) -> None:
         assert one["epochs"] == other["epochs"]
 
 
-def test_reproduce_says_what_is_missing_before_it_starts(tmp_path: Path) -> None:
-    code, said = run("reproduce", "--data", "cifar10", "--root", str(tmp_path), "--out", str(tmp_path / "out"))
+def test_reproduce_rejects_unusable_options_before_it_starts(tmp_path: Path) -> None:
+    code, output = run("reproduce", "--data", "cifar10", "--root", str(tmp_path), "--out", str(tmp_path / "out"))
     assert code == 1
-    assert "CIFAR-10 is not in" in said
-    assert "proxmo data cifar10" in said
+    assert "CIFAR-10 is not in" in output
+    assert "proxmo data cifar10" in output
     assert not (tmp_path / "out").exists()
-    code, said = run("reproduce", "--device", "abacus", "--out", str(tmp_path / "out"))
+    code, output = run("reproduce", "--device", "abacus", "--out", str(tmp_path / "out"))
     assert code == 2
-    assert "'abacus' cannot be used here" in said
-    code, said = run("reproduce", "--preset", "paper", "--root", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert "'abacus' cannot be used here" in output
+    code, output = run("reproduce", "--preset", "paper", "--root", str(tmp_path), "--out", str(tmp_path / "out"))
     assert code == 1
-    assert "CIFAR-10 is not in" in said  # which is what the paper has
+    assert "CIFAR-10 is not in" in output  # the default data of this preset
     paper = ("reproduce", "proxy", "--preset", "paper", "--data", "digits", "--device", "cpu:0")
-    code, said = run(*paper, "--out", str(tmp_path / "out"))
+    code, output = run(*paper, "--out", str(tmp_path / "out"))
     assert code == 1
-    assert "uses 2560 images as proxy, which must be at most half of the training images; digits has 1437" in said
-    code, said = run("reproduce", "--resume", "--out", str(tmp_path / "mistyped"))
+    assert "uses 2560 images as proxy, which must be at most half of the training images; digits has 1437" in output
+    code, output = run("reproduce", "--resume", "--out", str(tmp_path / "mistyped"))
     assert code == 1
-    assert "there is nothing to resume in" in said
-    code, said = run("reproduce", "--preset", "huge")
+    assert "there is nothing to resume in" in output
+    code, output = run("reproduce", "--preset", "huge")
     assert code == 2
-    assert "'huge' is not one of 'quick', 'paper'" in said
+    assert "'huge' is not one of 'quick', 'paper'" in output
 
 
-def test_the_paper_preset_starts_and_takes_steps() -> None:
-    """With the full network; a whole run is for a machine with an accelerator."""
+def test_paper_preset_trains_the_full_network() -> None:
+    """Takes one step; a whole run needs an accelerator."""
     import torch
 
     from proxmo.experiments import data
@@ -138,14 +137,14 @@ def test_the_paper_preset_starts_and_takes_steps() -> None:
     assert not any(torch.equal(p, q) for p, q in zip(before, trainer.network.parameters(), strict=True))
 
 
-def test_data_that_cannot_be_stored(tmp_path: Path) -> None:
+def test_data_reports_an_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("mine")
-    code, said = run("data", "cifar10", "--root", str(tmp_path / "plain"))
+    code, output = run("data", "cifar10", "--root", str(tmp_path / "plain"))
     assert code == 1
-    assert "Not a directory" in said
+    assert "Not a directory" in output
 
 
-def test_it_writes_nowhere_but_where_it_was_told(tmp_path: Path) -> None:
+def test_reproduce_writes_to_the_out_folder_only(tmp_path: Path) -> None:
     script = """
 from proxmo.experiments import synthetic
 synthetic.ITERATIONS, synthetic.AUTO_SEEDS = 300, 1
@@ -161,8 +160,8 @@ main()
     environment = {key: value for key, value in os.environ.items() if key not in unset} | folders
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path / "work", env=environment, check=True)
     assert (tmp_path / "out" / "report.html").exists()
-    left = [path.name for name in ("home", "work", "temporary") for path in (tmp_path / name).rglob("*")]
-    assert [name for name in left if not name.startswith("torchinductor_")] == []  # an empty folder that is torch's own
+    written = [path.name for name in ("home", "work", "temporary") for path in (tmp_path / name).rglob("*")]
+    assert [name for name in written if not name.startswith("torchinductor_")] == []  # torch creates that empty folder
 
 
 @pytest.mark.parametrize(
@@ -182,15 +181,15 @@ def test_version() -> None:
     assert done.output == f"proxmo {proxmo.__version__}\n"
 
 
-def test_unwritable_folder_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_reproduce_rejects_an_unwritable_folder_before_it_starts(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    code, said = run("reproduce", "--out", str(tmp_path / "file"))
+    code, output = run("reproduce", "--out", str(tmp_path / "file"))
     assert code == 1
-    assert "cannot write to" in said
+    assert "cannot write to" in output
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_files_are_written_completely_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "numbers.txt"
     target.write_text("old")
 

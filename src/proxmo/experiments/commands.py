@@ -106,7 +106,7 @@ def reproduce(
     context.with_resource(_temporary_matplotlib_folder())
     chosen = EXPERIMENTS.values() if experiment is ExperimentOption.all else [EXPERIMENTS[experiment.value]]
     images = data.value if data else "cifar10" if preset is PresetOption.paper else "digits"
-    options = Options(preset.value, images, root, seeds, _usable(device))
+    options = Options(preset.value, images, root, seeds, _check_device(device))
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
@@ -144,7 +144,7 @@ def plan(
     noise_variance: Annotated[float, typer.Option(help="σ², the total variance of a gradient sample.")],
     initial_gap: Annotated[float, typer.Option(help="F(x₀) − F*, or a bound on it.")],
     horizon: Annotated[int | None, typer.Option(help="Number of steps. Default: 10000 if no target is given.")] = None,
-    target: Annotated[float | None, typer.Option(help="Upper bound to reach for the mean of ‖∇F‖².")] = None,
+    target: Annotated[float | None, typer.Option(help="Largest acceptable mean of ‖∇F‖².")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples in the first gradient.")] = 1,
 ) -> None:
     """Show the lr and momentum of theory in each of its regimes, and what they guarantee."""
@@ -244,7 +244,7 @@ def _fail(error: Exception) -> NoReturn:
     raise typer.Exit(code=1) from error
 
 
-def _usable(device: str) -> str:
+def _check_device(device: str) -> str:
     """Return the normalised name of a device, or raise if it cannot be used."""
     try:
         torch.zeros(1, device=device).item()

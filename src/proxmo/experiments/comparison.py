@@ -115,7 +115,7 @@ class TrainingExperiment(Experiment):
         ]
 
         def train(settings: list[Setting], runs: int) -> list[Record]:
-            """Train with these settings, when so many runs are expected overall."""
+            """Train with these settings; ``runs`` is the expected total, for the progress bar."""
             jobs = [Job(self.name, setting, trainer) for setting in settings]
             images, total = partial(load, options.data, options.root), runs * grid.epochs
             return run_jobs(jobs, images, options.device, store, lambda done: progress(done, total)) if jobs else []

@@ -13,7 +13,7 @@ from proxmo.experiments.experiment import Experiment, Options
 from proxmo.experiments.proxy import Proxy
 from proxmo.experiments.regularized import Regularized
 from proxmo.experiments.report import Section, render
-from proxmo.experiments.store import Store, opened
+from proxmo.experiments.store import Store, open_store
 from proxmo.experiments.synthetic import Synthetic
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -52,7 +52,7 @@ def reproduce(experiments: Iterable[Experiment], options: Options, out: Path, ba
     experiments = list(experiments)
     for experiment in experiments:
         experiment.check(options)
-    with opened(out) as store:
+    with open_store(out) as store:
         store.begin({experiment.name: experiment.settings(options) for experiment in experiments}, resume=resume)
         for experiment in experiments:
             experiment.run(options, store, partial(bar, experiment.name))

@@ -33,7 +33,7 @@ ITERATIONS = 10_000
 M_GRID = (1e0, 1e1, 1e2, 1e3, 1e4)
 GAMMA_GRID = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 BATCHES = (1, 16, 64)
-START = 1e-4  # of each coordinate; not given in the paper. There ‖∇F‖² = 5: below all σ², above the tolerance
+START = 1e-4  # coordinates of x₀, not given in the paper; ‖∇F(x₀)‖² = 5 is below all σ² and above the tolerance
 DECREASING_M = 10.0  # for γ_k = 1/(k + 2); hardly matters when a ≫ M
 SEEDS = 50
 AUTO_SEEDS = 3  # for `AutoProxSGD`, whose runs are not batched
@@ -196,9 +196,9 @@ def run(
     mean = torch.zeros_like(one_run)
     hits = torch.zeros_like(one_run)  # number of seeds that first reach the tolerance at each iteration
     for first in range(0, seeds, SEEDS_AT_ONCE):
-        some = min(SEEDS_AT_ONCE, seeds - first)
-        waiting = torch.ones(len(cells), len(SIGMAS), some, dtype=torch.bool)
-        for k, errors in enumerate(_sweep(problem, [cell for cell, _ in cells], some, iterations, noise)):
+        count = min(SEEDS_AT_ONCE, seeds - first)
+        waiting = torch.ones(len(cells), len(SIGMAS), count, dtype=torch.bool)
+        for k, errors in enumerate(_sweep(problem, [cell for cell, _ in cells], count, iterations, noise)):
             if first == 0:
                 one_run[k] = errors[:, :, 0]
             mean[k] += errors.sum(-1) / seeds
@@ -212,8 +212,8 @@ def run(
         for j, sigma in enumerate(SIGMAS):
             if sigma in sigmas:
                 results.append(_result(problem, cell, sigma, hits[:, i, j], seeds, mean[:, i, j]))
-                counted = np.arange(1, iterations + 1)
-                curves.append(Curve(counted, one_run[:, i, j].numpy(), mean[:, i, j].numpy()))
+                steps = np.arange(1, iterations + 1)
+                curves.append(Curve(steps, one_run[:, i, j].numpy(), mean[:, i, j].numpy()))
     return Results(seeds, iterations, problem, results, curves)
 
 
@@ -240,7 +240,7 @@ def _sweep(
         gradient.add_(x, alpha=SMOOTHNESS).sub_(problem.shift)
         weight[decreasing] = 1 / (k + 1)  # γ_{k−1} = 1/(k + 1) is the weight of the gradient at step k
         if k == 0:
-            average.copy_(gradient)
+            average.copy_(gradient)  # so that m₀ = g₀
         _step(x, average, gradient, weight, lr, problem)
         yield problem.error(x)
 
