@@ -373,6 +373,19 @@ with open_store(Path(sys.argv[1])) as store:
     assert kept == "10.0 [1]"
 
 
+def test_checkpoint_is_kept_until_the_record_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = start_store(tmp_path)
+    store.save("trial-a", {"epoch": 1})
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StoreError, match="No space left on device"):
+        store.finish("trial-a", 1)
+    assert store.load("trial-a") == {"epoch": 1}
+
+
 def test_unwritable_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(StoreError, match=r"cannot write to .*file: "), open_store(tmp_path / "file"):

@@ -44,8 +44,9 @@ class Store:
 
     def finish(self, name: str, record: Any) -> None:
         """Store the record of a finished run and delete its checkpoint."""
-        with _disk_errors(self.folder), written_whole(self._runs / f"{name}.json") as path:
-            path.write_text(json.dumps(record), encoding="utf-8")
+        with _disk_errors(self.folder):
+            with written_whole(self._runs / f"{name}.json") as path:
+                path.write_text(json.dumps(record), encoding="utf-8")
             self._checkpoint(name).unlink(missing_ok=True)
 
     def save(self, name: str, state: dict[str, Any]) -> None:
