@@ -1,4 +1,4 @@
-"""The command as a user runs it."""
+"""The command line, as a user runs it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import pytest
 from typer.testing import CliRunner
 
 import proxmo
-from proxmo.cli import app
-from proxmo.experiments import reproduction, synthetic
-from proxmo.experiments.presets import Grid, Preset
+from proxmo.cli import REQUIRED
+from proxmo.experiments import synthetic
+from proxmo.experiments.commands import app
+from proxmo.experiments.presets import Grid, Presets, Size
+from proxmo.experiments.proxy import Proxy, Subset
+from proxmo.experiments.regularized import Regularized
 from proxmo.files import written_whole
 
-TINY = Preset(
-    width=8,
-    seeds=2,
-    regularized=Grid((256, 128), rates=(0.1,), momenta=(0.0, 0.9), epochs=2),
-    proxy=Grid((256,), rates=(0.1,), momenta=(0.0, 0.9), epochs=1),
-    proxy_images=128,
-    proxy_batch=64,
-)
+REGULARIZED = Size(8, Grid((256, 128), rates=(0.1,), momenta=(0.0, 0.9), epochs=2), seeds=2)
+PROXY = Size(8, Grid((256,), rates=(0.1,), momenta=(0.0, 0.9), epochs=1), seeds=2)
+SUBSET = Subset(images=128, batch=64)
 
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same code on few steps."""
+    """Run the same code with few steps."""
     monkeypatch.setattr(synthetic, "ITERATIONS", 300)
     monkeypatch.setattr(synthetic, "AUTO_SEEDS", 1)
-    monkeypatch.setattr(reproduction, "preset", lambda *_: TINY)
+    monkeypatch.setattr(Regularized, "sizes", Presets(REGULARIZED, REGULARIZED, REGULARIZED))
+    monkeypatch.setattr(Proxy, "sizes", Presets(PROXY, PROXY, PROXY))
+    monkeypatch.setattr(Proxy, "subsets", Presets(SUBSET, SUBSET, SUBSET))
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -43,13 +43,12 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_reproduce_all(tmp_path: Path) -> None:
-    """All three experiments, then one of them again, then what cannot be done in that folder."""
+def test_reproduce_runs_all_and_protects_existing_results(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
-    code, said = run("reproduce", "--seeds", "2", "--out", str(out))
+    code, output = run("reproduce", "--seeds", "2", "--out", str(out))
     assert code == 0
-    assert "A noisy quadratic (section 8.1)" in said
-    assert said.endswith(f"report: {out}/report.html")
+    assert "A noisy quadratic (section 8.1)" in output
+    assert output.endswith(f"report: {out}/report.html")
     numbers = json.loads((out / "results.json").read_text())
     assert set(numbers) == {"synthetic", "regularized", "proxy", "claims", "settings"}
     assert numbers["settings"]["proxy"]["command"] == "proxmo reproduce proxy --preset quick --data digits --seeds 2"
@@ -65,22 +64,22 @@ def test_reproduce_all(tmp_path: Path) -> None:
     assert len(numbers["proxy"]["runs"]) == 4
     assert {claim["agrees"] for claims in numbers["claims"].values() for claim in claims} == {True, False}
 
-    code, said = run("reproduce", "proxy", "--seeds", "3", "--resume", "--out", str(out))
+    code, output = run("reproduce", "proxy", "--seeds", "3", "--resume", "--out", str(out))
     assert code == 1
-    assert "was begun with other settings: seeds was 2, now 3" in said
-    code, said = run("reproduce", "--seeds", "2", "--out", str(out))
+    assert "was started with other settings: seeds was 2, now 3" in output
+    code, output = run("reproduce", "--seeds", "2", "--out", str(out))
     assert code == 1
-    assert "has results of synthetic already: go on with --resume, or take another --out" in said
+    assert "already has results of synthetic: continue with --resume, or choose another --out" in output
     assert json.loads((out / "results.json").read_text()) == numbers
     (out / "report.html").unlink()
     assert run("reproduce", "proxy", "--seeds", "2", "--resume", "--out", str(out))[0] == 0
-    again = json.loads((out / "results.json").read_text())
-    assert again["synthetic"] == numbers["synthetic"]  # all that is in the folder is told of
+    resumed = json.loads((out / "results.json").read_text())
+    assert resumed["synthetic"] == numbers["synthetic"]  # the report covers everything in the folder
     assert "A noisy quadratic" in (out / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("tiny")
-def test_reproduce_goes_on_with_what_is_finished(tmp_path: Path) -> None:
+def test_resume_repeats_only_unfinished_runs(tmp_path: Path) -> None:
     arguments = ("reproduce", "regularized", "--out", str(tmp_path), "--quiet")
     assert run(*arguments)[0] == 0
     before = json.loads((tmp_path / "results.json").read_text())
@@ -93,42 +92,42 @@ def test_reproduce_goes_on_with_what_is_finished(tmp_path: Path) -> None:
         assert one["epochs"] == other["epochs"]
 
 
-def test_reproduce_says_what_is_missing_before_it_starts(tmp_path: Path) -> None:
-    code, said = run("reproduce", "--data", "cifar10", "--root", str(tmp_path), "--out", str(tmp_path / "out"))
+def test_reproduce_rejects_unusable_options_before_it_starts(tmp_path: Path) -> None:
+    code, output = run("reproduce", "--data", "cifar10", "--root", str(tmp_path), "--out", str(tmp_path / "out"))
     assert code == 1
-    assert "CIFAR-10 is not in" in said
-    assert "proxmo data cifar10" in said
+    assert "CIFAR-10 is not in" in output
+    assert "proxmo data cifar10" in output
     assert not (tmp_path / "out").exists()
-    code, said = run("reproduce", "--device", "abacus", "--out", str(tmp_path / "out"))
+    code, output = run("reproduce", "--device", "abacus", "--out", str(tmp_path / "out"))
     assert code == 2
-    assert "'abacus' cannot be used here" in said
-    code, said = run("reproduce", "--preset", "paper", "--root", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert "'abacus' cannot be used here" in output
+    code, output = run("reproduce", "--preset", "paper", "--root", str(tmp_path), "--out", str(tmp_path / "out"))
     assert code == 1
-    assert "CIFAR-10 is not in" in said  # which is what the paper has
+    assert "CIFAR-10 is not in" in output  # the default data of this preset
     paper = ("reproduce", "proxy", "--preset", "paper", "--data", "digits", "--device", "cpu:0")
-    code, said = run(*paper, "--out", str(tmp_path / "out"))
+    code, output = run(*paper, "--out", str(tmp_path / "out"))
     assert code == 1
-    assert "takes 2560 images as proxy, which must be at most half of the training images; digits has 1437" in said
-    code, said = run("reproduce", "--resume", "--out", str(tmp_path / "mistyped"))
+    assert "uses 2560 images as proxy, which must be at most half of the training images; digits has 1437" in output
+    code, output = run("reproduce", "--resume", "--out", str(tmp_path / "mistyped"))
     assert code == 1
-    assert "there is nothing to resume in" in said
-    code, said = run("reproduce", "--preset", "huge")
+    assert "there is nothing to resume in" in output
+    code, output = run("reproduce", "--preset", "huge")
     assert code == 2
-    assert "'huge' is not one of 'quick', 'paper'" in said
+    assert "'huge' is not one of 'quick', 'paper'" in output
 
 
-def test_the_paper_preset_starts_and_takes_steps() -> None:
-    """With the full network; a whole run is for a machine with an accelerator."""
+def test_paper_preset_trains_the_full_network() -> None:
+    """Takes one step; a whole run needs an accelerator."""
     import torch
 
     from proxmo.experiments import data
-    from proxmo.experiments.presets import PAPER
     from proxmo.experiments.regularized import RegularizedTrainer
     from proxmo.experiments.training import Setting
 
-    grid = PAPER.regularized
-    assert (grid.batches, grid.epochs, PAPER.proxy_images, PAPER.proxy_batch) == ((256, 128, 64), 300, 2560, 128)
-    setting = Setting(0.1, 0.9, batch=64, epochs=300, width=PAPER.width, seed=0)
+    size = Regularized.sizes.paper
+    assert (size.width, size.grid.batches, size.grid.epochs) == (64, (256, 128, 64), 300)
+    assert Proxy.subsets.paper == Subset(images=2560, batch=128)
+    setting = Setting(0.1, 0.9, batch=64, epochs=300, width=size.width, seed=0)
     trainer = RegularizedTrainer(setting, data.load("digits"), "cpu")
     assert sum(p.numel() for p in trainer.network.parameters()) > 11_000_000
     before = [p.detach().clone() for p in trainer.network.parameters()]
@@ -138,19 +137,21 @@ def test_the_paper_preset_starts_and_takes_steps() -> None:
     assert not any(torch.equal(p, q) for p, q in zip(before, trainer.network.parameters(), strict=True))
 
 
-def test_data_that_cannot_be_stored(tmp_path: Path) -> None:
+def test_data_reports_an_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("mine")
-    code, said = run("data", "cifar10", "--root", str(tmp_path / "plain"))
+    code, output = run("data", "cifar10", "--root", str(tmp_path / "plain"))
     assert code == 1
-    assert "Not a directory" in said
+    assert "Not a directory" in output
 
 
-def test_it_writes_nowhere_but_where_it_was_told(tmp_path: Path) -> None:
+def test_reproduce_writes_to_the_out_folder_only(tmp_path: Path) -> None:
     script = """
 from proxmo.experiments import synthetic
 synthetic.ITERATIONS, synthetic.AUTO_SEEDS = 300, 1
-from proxmo.cli import app
-app(["reproduce", "synthetic", "--seeds", "2", "--quiet", "--out", "../out"])
+import sys
+from proxmo.cli import main
+sys.argv = ["proxmo", "reproduce", "synthetic", "--seeds", "2", "--quiet", "--out", "../out"]
+main()
 """
     for name in ("home", "work", "temporary"):
         (tmp_path / name).mkdir()
@@ -159,8 +160,20 @@ app(["reproduce", "synthetic", "--seeds", "2", "--quiet", "--out", "../out"])
     environment = {key: value for key, value in os.environ.items() if key not in unset} | folders
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path / "work", env=environment, check=True)
     assert (tmp_path / "out" / "report.html").exists()
-    left = [path.name for name in ("home", "work", "temporary") for path in (tmp_path / name).rglob("*")]
-    assert [name for name in left if not name.startswith("torchinductor_")] == []  # an empty folder that is torch's own
+    written = [path.name for name in ("home", "work", "temporary") for path in (tmp_path / name).rglob("*")]
+    assert [name for name in written if not name.startswith("torchinductor_")] == []  # torch creates that empty folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [([], REQUIRED), (["--help"], REQUIRED), (["reproduce"], REQUIRED), (["verify"], ("matplotlib",))],
+)
+def test_command_without_its_extra_says_what_to_install(arguments: list[str], missing: tuple[str, ...]) -> None:
+    program = f"import sys; sys.modules |= dict.fromkeys({missing}); from proxmo.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == f"proxmo: this command needs {', '.join(missing)}: pip install 'proxmo[reproduce]'\n"
 
 
 def test_version() -> None:
@@ -168,15 +181,15 @@ def test_version() -> None:
     assert done.output == f"proxmo {proxmo.__version__}\n"
 
 
-def test_unwritable_folder_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_reproduce_rejects_an_unwritable_folder_before_it_starts(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    code, said = run("reproduce", "--out", str(tmp_path / "file"))
+    code, output = run("reproduce", "--out", str(tmp_path / "file"))
     assert code == 1
-    assert "cannot write to" in said
+    assert "cannot write to" in output
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_files_are_written_completely_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "numbers.txt"
     target.write_text("old")
 

@@ -1,4 +1,4 @@
-"""What the project promises about itself: documented names, a README whose code runs, a complete changelog."""
+"""The package as a whole: dependencies, documented names, README and docs whose code runs, a complete changelog."""
 
 from __future__ import annotations
 
@@ -6,15 +6,56 @@ import contextlib
 import inspect
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import proxmo
+from proxmo.cli import REQUIRED
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PUBLIC = sorted(set(proxmo.__all__) - {"criteria", "theory"})
+
+
+def _metadata() -> dict[str, Any]:
+    tomllib = pytest.importorskip("tomllib")  # in the standard library since Python 3.11
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
+def _names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^\w-]", requirement)[0] for requirement in requirements}
+
+
+def test_library_depends_on_torch_and_numpy_only() -> None:
+    assert _names(_metadata()["dependencies"]) == {"torch", "numpy"}
+
+
+def test_command_checks_for_every_package_of_its_extra() -> None:
+    distributions = {"PIL": "pillow", "sklearn": "scikit-learn"}
+    extra = _metadata()["optional-dependencies"]["reproduce"]
+    assert _names(extra) == {distributions.get(name, name) for name in REQUIRED}
+    assert _metadata()["scripts"] == {"proxmo": "proxmo.cli:main"}
+
+
+def test_import_does_not_need_the_packages_of_the_command() -> None:
+    program = f"import sys; sys.modules |= dict.fromkeys({REQUIRED}); import proxmo"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_import_does_not_import_the_packages_of_the_command() -> None:
+    program = f"import sys, proxmo; print(sorted(set({REQUIRED}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_readme_has_the_commands_to_run_and_to_test() -> None:
+    assert "    pip install -c constraints.txt '.[reproduce]' && proxmo reproduce\n" in README
+    assert "    pip install -c constraints.txt -e '.[test]' && pytest\n" in README
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -32,12 +73,12 @@ def test_public_names_are_documented(name: str) -> None:
         assert ">>>" in documentation
 
 
-def test_all_is_what_the_package_exports() -> None:
+def test_all_lists_what_the_package_exports() -> None:
     exported = {name for name, thing in vars(proxmo).items() if inspect.isclass(thing) or inspect.isfunction(thing)}
     assert exported - {"version"} == set(PUBLIC)
 
 
-def _written(parameter: inspect.Parameter) -> str:
+def _signature(parameter: inspect.Parameter) -> str:
     default = parameter.default
     if default is parameter.empty:
         return parameter.name
@@ -48,11 +89,11 @@ def test_readme_lists_every_penalty_with_its_arguments() -> None:
     for name in PUBLIC:
         thing = getattr(proxmo, name)
         if inspect.isclass(thing) and issubclass(thing, proxmo.Penalty) and not inspect.isabstract(thing):
-            arguments = ", ".join(_written(p) for p in inspect.signature(thing).parameters.values())
+            arguments = ", ".join(_signature(p) for p in inspect.signature(thing).parameters.values())
             assert f"| `{name}({arguments})` |" in README
 
 
-def test_code_in_readme_and_docs_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_readme_and_docs_prints_the_output_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     pages = README + "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))
     blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", pages, flags=re.DOTALL)
@@ -64,7 +105,7 @@ def test_code_in_readme_and_docs_prints_what_it_says(tmp_path: Path, monkeypatch
         assert printed.getvalue() == expected
 
 
-def test_readme_tells_the_truth_about_the_plain_method() -> None:
+def test_readme_is_right_about_the_plain_method() -> None:
     code = re.search(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert code is not None
     assert "uses 19 of the 20" in README.replace("\n", " ")

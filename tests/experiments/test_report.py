@@ -1,4 +1,4 @@
-"""What the report claims, and how it looks in a real browser."""
+"""The claims, figures and tables of the report, and the page in a real browser."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from proxmo.experiments import synthetic
-from proxmo.experiments.claims import comparison_claims, fastest, roughness, synthetic_claims
-from proxmo.experiments.comparison import Comparison
-from proxmo.experiments.figures import draw_comparison, draw_methods, draw_synthetic, to_svg
-from proxmo.experiments.report import comparison_section, render, synthetic_section
+from proxmo.experiments import comparison_report, synthetic, synthetic_report
+from proxmo.experiments.comparison import Comparison, TrainingExperiment
+from proxmo.experiments.comparison_report import roughness
+from proxmo.experiments.figures import to_svg
+from proxmo.experiments.proxy import Proxy
+from proxmo.experiments.regularized import Regularized
+from proxmo.experiments.report import render
+from proxmo.experiments.synthetic_report import draw_all_methods, draw_paper_methods, fastest
 from proxmo.experiments.training import Epoch, Record, Setting
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -33,15 +36,15 @@ def results() -> synthetic.Results:
 
 
 def record(momentum: float, lr: float, loss: float, accuracy: float, batch: int = 256, seed: int = 0) -> Record:
-    """A run that ends at given numbers."""
+    """Return a run that ends with the given numbers."""
     epochs = [Epoch(loss * (3 - k), 1.0, accuracy - 0.1 * (2 - k), 2.0, 0.25 * k, 0.1 * k) for k in range(3)]
     return Record(Setting(lr, momentum, batch, epochs=3, width=8, seed=seed), epochs, diverged=False, seconds=1.0)
 
 
-def comparison(experiment: str = "regularized") -> Comparison:
-    """Momentum is best at 0.1, vanilla at 0.3; at batch 128 momentum is best at 0.01."""
+def comparison(experiment: TrainingExperiment | None = None) -> Comparison:
+    """Return runs where the best lr is 0.1 for momentum (0.01 with batch 128) and 0.3 for vanilla."""
     return Comparison(
-        experiment,
+        experiment or Regularized(),
         [
             record(0.9, 0.1, 0.5, 0.8),
             record(0.9, 0.3, 0.9, 0.7),
@@ -55,7 +58,7 @@ def comparison(experiment: str = "regularized") -> Comparison:
     )
 
 
-def test_tuning_and_summaries() -> None:
+def test_comparison_finds_tuned_settings_and_summarises_seeds() -> None:
     found = comparison()
     assert found.tuned(256, vanilla=False) == Setting(0.1, 0.9, 256, 3, 8, 0)
     assert found.tuned(256, vanilla=True) == Setting(0.3, 0.0, 256, 3, 8, 0)
@@ -66,8 +69,8 @@ def test_tuning_and_summaries() -> None:
     assert found.batches == [256, 128]
 
 
-def test_claims_about_networks() -> None:
-    claims = {claim.statement: claim for claim in comparison_claims(comparison())}
+def test_claims_of_a_training_experiment() -> None:
+    claims = {claim.statement: claim for claim in comparison_report.claims(comparison())}
     at_paper = claims["training loss: momentum is ahead (lr = 0.1, momentum 0.9)"]
     assert at_paper.agrees
     assert at_paper.measured == "0.600 ± 0.141 against 0.800"
@@ -77,84 +80,84 @@ def test_claims_about_networks() -> None:
     assert not accuracy.agrees
     assert claims["batch 256: best for momentum by training loss, one seed"].agrees
     assert claims["batch 128: best for momentum by training loss, one seed"].measured == "lr 0.01, momentum 0.9"
-    assert len(comparison_claims(comparison("proxy"))) == 2  # too short for one about smoothness
+    assert len(comparison_report.claims(comparison(Proxy()))) == 2  # runs too short for a claim about smoothness
 
 
-def test_smoothness_is_not_how_fast_it_climbs() -> None:
-    def climbing(momentum: float, accuracies: list[float], *, diverged: bool = False) -> Record:
+def test_roughness_ignores_the_rate_of_improvement() -> None:
+    def run(momentum: float, accuracies: list[float], *, diverged: bool = False) -> Record:
         epochs = [Epoch(1.0, 1.0, accuracy, 0.0, 0.0, 0.0) for accuracy in accuracies]
         return Record(Setting(0.1, momentum, 256, 8, 8, 0), [] if diverged else epochs, diverged, seconds=1.0)
 
-    fast, restless = [0.1] * 4 + [0.2, 0.4, 0.6, 0.9], [0.1] * 4 + [0.5, 0.4, 0.6, 0.5]
-    assert roughness(climbing(0.9, fast)) == pytest.approx(0)
-    assert roughness(climbing(0.0, restless)) == pytest.approx(0.4 / 3)
-    for diverged, said in ((False, "0.00% against 13.33%"), (True, "diverged against 13.33%")):
-        runs = [climbing(0.9, fast, diverged=diverged), climbing(0.0, restless)]
-        claim = comparison_claims(Comparison("proxy", runs))[-1]
+    rising, oscillating = [0.1] * 4 + [0.2, 0.4, 0.6, 0.9], [0.1] * 4 + [0.5, 0.4, 0.6, 0.5]
+    assert roughness(run(0.9, rising)) == pytest.approx(0)
+    assert roughness(run(0.0, oscillating)) == pytest.approx(0.4 / 3)
+    for diverged, measured in ((False, "0.00% against 13.33%"), (True, "diverged against 13.33%")):
+        runs = [run(0.9, rising, diverged=diverged), run(0.0, oscillating)]
+        claim = comparison_report.claims(Comparison(Proxy(), runs))[-1]
         assert "smoother" in claim.statement
-        assert (claim.measured, claim.agrees) == (said, not diverged)
+        assert (claim.measured, claim.agrees) == (measured, not diverged)
 
 
-def test_diverged_runs_are_last_and_said_to_be() -> None:
+def test_diverged_runs_rank_last_and_are_labelled() -> None:
     whole = comparison()
     broken = Record(Setting(1.0, 0.9, 256, 3, 8, 0), [], diverged=True, seconds=1.0)
-    found = Comparison("regularized", [broken, *whole.records])
+    found = Comparison(Regularized(), [broken, *whole.records])
     assert found.tuned(256, vanilla=False) == whole.tuned(256, vanilla=False)
     assert found.summary(broken.setting, "train_loss") is None
-    table = comparison_section(found, "digits", {}).tables[0]
+    table = comparison_report.section(found, "digits", {}).tables[0]
     assert next(row for row in table.rows if row[2] == "1")[4:] == ["diverged"] * 5
-    hopeless = Comparison("proxy", [broken, record(0.0, 0.1, 0.8, 0.6)])
-    assert [claim.agrees for claim in comparison_claims(hopeless)] == [False, False]
-    assert comparison_claims(hopeless)[0].measured == "diverged against 0.800"
-    assert len(draw_comparison(hopeless).axes[0].lines) == 1
+    hopeless = Comparison(Proxy(), [broken, record(0.0, 0.1, 0.8, 0.6)])
+    assert [claim.agrees for claim in comparison_report.claims(hopeless)] == [False, False]
+    assert comparison_report.claims(hopeless)[0].measured == "diverged against 0.800"
+    assert len(comparison_report.draw(hopeless).axes[0].lines) == 1
     partly = Comparison(
-        "proxy", [*whole.records, replace(broken, setting=replace(whole.tuned(256, vanilla=True), seed=2))]
+        Proxy(), [*whole.records, replace(broken, setting=replace(whole.tuned(256, vanilla=True), seed=2))]
     )
-    labels = [line.get_label() for line in draw_comparison(partly).axes[0].lines]
+    labels = [line.get_label() for line in comparison_report.draw(partly).axes[0].lines]
     assert labels == ["momentum, lr 0.1, momentum 0.9", "vanilla, lr 0.3 (2 of 3 seeds)"]
 
 
-def test_claims_about_the_quadratic(results: synthetic.Results) -> None:
-    claims = synthetic_claims(results)
+def test_claims_of_the_quadratic(results: synthetic.Results) -> None:
+    claims = synthetic_report.claims(results)
     assert len(claims) == 3 * 7
     floors = [claim for claim in claims if "oscillates" in claim.statement]
     assert [claim.paper for claim in floors] == ["22", "672", "14,381"]
     assert all(claim.agrees for claim in floors)
-    assert all(claim.measured.endswith("with M = 10,000") for claim in floors)  # where it is lowest
-    hopeless = next(c for c in claims if c.statement == "σ = 125: momentum with M = 100, γ = 0.0001 reaches 0.02")
-    assert (hopeless.paper, hopeless.measured, hopeless.agrees) == ("yes", "0% of the seeds", False)
+    assert all(claim.measured.endswith("with M = 10,000") for claim in floors)  # where the floor is lowest
+    unreached = next(c for c in claims if c.statement == "σ = 125: momentum with M = 100, γ = 0.0001 reaches 0.02")
+    assert (unreached.paper, unreached.measured, unreached.agrees) == ("yes", "0% of the seeds", False)
     assert fastest(results, 125.0) == []
-    nothing = [claim for claim in claims if claim.statement == "σ = 125: M that reaches it with fewest samples"]
+    nothing = [claim for claim in claims if claim.statement == "σ = 125: M that reaches it with the fewest samples"]
     assert [(claim.measured, claim.agrees) for claim in nothing] == [("none for half of the seeds", False)]
 
 
-def test_equally_fast_settings_are_all_named(results: synthetic.Results) -> None:
+def test_claims_name_all_equally_fast_settings(results: synthetic.Results) -> None:
     cells = [
         replace(cell, median_samples=631.0 if (cell.gamma == 0.01 and cell.M in (1, 10)) else None)
         for cell in results.cells
     ]
-    found = {claim.statement: claim for claim in synthetic_claims(replace(results, cells=cells))}
-    tuned = found["σ = 5: M that reaches it with fewest samples"]
+    found = {claim.statement: claim for claim in synthetic_report.claims(replace(results, cells=cells))}
+    tuned = found["σ = 5: M that reaches it with the fewest samples"]
     assert (tuned.paper, tuned.measured, tuned.agrees) == ("10", "1 or 10", True)
-    assert found["σ = 5: γ that reaches it with fewest samples"].measured == "0.01"
+    assert found["σ = 5: γ that reaches it with the fewest samples"].measured == "0.01"
 
 
-def test_figures(results: synthetic.Results) -> None:
-    for figure, lines in ((draw_synthetic(results), 4), (draw_methods(results), 5)):
+def test_figures_have_the_panels_and_lines_of_their_data(results: synthetic.Results) -> None:
+    for figure, lines in ((draw_paper_methods(results), 4), (draw_all_methods(results), 5)):
         assert [axes.get_title().split(" (")[0] for axes in figure.axes] == ["σ = 5", "σ = 25", "σ = 125"]
         for axes in figure.axes:
             labelled = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
             assert len(labelled) == lines
-    panels = draw_comparison(comparison()).axes
+    panels = comparison_report.draw(comparison()).axes
     assert [axes.get_title() for axes in panels] == [
         "training loss", "test accuracy", "F = f + ψ", "share of zero weights",
     ]  # fmt: skip
     assert list(panels[0].lines[0].get_ydata()) == pytest.approx([1.8, 1.2, 0.6])
-    assert len(draw_comparison(comparison("proxy")).axes) == 2
+    assert len(comparison_report.draw(comparison(Proxy())).axes) == 2
 
 
-def test_svg_takes_the_colour_of_the_page_and_keeps_its_names_apart(results: synthetic.Results) -> None:
-    one, other = (to_svg(draw_synthetic(results), name) for name in ("one", "other"))
+def test_svg_uses_the_text_colour_of_the_page_and_unique_ids(results: synthetic.Results) -> None:
+    one, other = (to_svg(draw_paper_methods(results), name) for name in ("one", "other"))
     assert one.startswith("<svg viewBox=")
     assert "currentColor" in one
     assert "#010203" not in one
@@ -164,26 +167,26 @@ def test_svg_takes_the_colour_of_the_page_and_keeps_its_names_apart(results: syn
     used = re.findall(r"(?:url\(|href=\")#([^)\"]+)", one)
     assert used
     assert set(used) <= names
-    assert "gradient samples" in one  # letters, not outlines
+    assert "gradient samples" in one  # text, not outlines
 
 
 @pytest.fixture(scope="module")
 def page(results: synthetic.Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sections = [
-        synthetic_section(results, quadratic(synthetic.SHIFTED), {"command": "proxmo reproduce synthetic"}),
-        comparison_section(comparison(), "digits", {"command": "proxmo reproduce regularized"}),
-        comparison_section(comparison("proxy"), "<b>digits</b>", {"command": "proxmo reproduce proxy"}),
+        synthetic_report.section(results, quadratic(synthetic.SHIFTED), {"command": "proxmo reproduce synthetic"}),
+        comparison_report.section(comparison(), "digits", {"command": "proxmo reproduce regularized"}),
+        comparison_report.section(comparison(Proxy()), "<b>digits</b>", {"command": "proxmo reproduce proxy"}),
     ]
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(render(sections), encoding="utf-8")
     return path
 
 
-def test_the_page_stands_alone(page: Path) -> None:
+def test_page_is_self_contained(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert not re.search(r'(src|href)="(?!data:|#)', text)
     assert "<script" not in text
-    assert "&lt;b&gt;digits&lt;/b&gt;" in text  # nothing is taken for markup that is not
+    assert "&lt;b&gt;digits&lt;/b&gt;" in text  # text is escaped
     assert "proxmo reproduce regularized" in text
 
 
@@ -201,30 +204,30 @@ def browser() -> Iterator[Any]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
-def test_the_page_in_a_browser(page: Path, browser: Any, width: int, scheme: str) -> None:
+def test_page_is_readable_in_a_browser(page: Path, browser: Any, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     view = context.new_page()
-    trouble: list[str] = []
-    view.on("console", lambda message: trouble.append(message.text))
-    view.on("pageerror", lambda error: trouble.append(str(error)))
-    view.on("request", lambda request: request.url.startswith(("file:", "data:")) or trouble.append(request.url))
+    problems: list[str] = []
+    view.on("console", lambda message: problems.append(message.text))
+    view.on("pageerror", lambda error: problems.append(str(error)))
+    view.on("request", lambda request: request.url.startswith(("file:", "data:")) or problems.append(request.url))
     view.goto(page.as_uri())
-    assert trouble == []
+    assert problems == []
     figures = view.query_selector_all("figure svg")
     assert len(figures) == 5
     for figure in figures:
         assert figure.bounding_box()["height"] > 150
-        # its letters, drawn 10 points high, can be read; on a phone it scrolls
+        # Never scaled down, so that its text stays legible: on a phone the figure scrolls.
         drawn = "s.viewBox.baseVal"
         scale = figure.evaluate(f"s => Math.min(s.clientWidth / {drawn}.width, s.clientHeight / {drawn}.height)")
         assert scale >= 0.99
-    assert view.evaluate("document.documentElement.scrollWidth <= innerWidth")  # the page itself does not
+    assert view.evaluate("document.documentElement.scrollWidth <= innerWidth")  # the page itself does not scroll
     size = float(view.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)"))
     assert size >= 14
-    ink, ground = (
+    ink, background = (
         [int(part) for part in re.findall(r"\d+", view.evaluate(f"getComputedStyle(document.body).{what}"))[:3]]
         for what in ("color", "backgroundColor")
     )
-    assert (sum(ink) > sum(ground)) == (scheme == "dark")
-    assert abs(sum(ink) - sum(ground)) > 450
+    assert (sum(ink) > sum(background)) == (scheme == "dark")
+    assert abs(sum(ink) - sum(background)) > 450
     context.close()

@@ -1,4 +1,4 @@
-"""Stores, training runs and the pool: stopped at any moment, they go on to the same result, and nothing is lost."""
+"""Stores, training runs and the pool: interrupted at any time, they resume to the same result and lose nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from proxmo.experiments.images import Images, Split
 from proxmo.experiments.pool import Job, run_jobs
 from proxmo.experiments.proxy import ProxyTrainer
 from proxmo.experiments.regularized import RegularizedTrainer
-from proxmo.experiments.store import Store, StoreError, opened
+from proxmo.experiments.store import Store, StoreError, open_store
 from proxmo.experiments.training import Record, Setting, Trainer, run_name, train
 
 SETTING = Setting(lr=0.1, momentum=0.9, batch=32, epochs=3, width=8, seed=0)
@@ -36,21 +36,23 @@ def few_images() -> Images:
     return replace(whole, train=train, test=Split(whole.test.images[:50], whole.test.labels[:50]))
 
 
-def begun(folder: Path) -> Store:
-    with opened(folder) as store:
+def start_store(folder: Path) -> Store:
+    with open_store(folder) as store:
         store.begin({"trial": {"seeds": 1}}, resume=(folder / "runs").exists())
     return store
 
 
 class Stopped(Exception):
-    """In place of a kill, between two epochs."""
+    """Raised to interrupt a run between two epochs."""
 
 
 @pytest.mark.parametrize("make", [RegularizedTrainer, small_proxy], ids=["regularized", "proxy"])
-def test_a_run_that_is_stopped_goes_on_to_the_same_result(make: Any, tmp_path: Path) -> None:
+def test_interrupted_run_resumes_to_the_same_result(make: Any, tmp_path: Path) -> None:
     images = few_images()
-    straight = train(lambda: make(SETTING, images, "cpu"), "trial", SETTING, begun(tmp_path / "a"), lambda _: None)
-    store = begun(tmp_path / "b")
+    uninterrupted = train(
+        lambda: make(SETTING, images, "cpu"), "trial", SETTING, start_store(tmp_path / "a"), lambda _: None
+    )
+    store = start_store(tmp_path / "b")
 
     def stop(_: int) -> None:
         raise Stopped
@@ -59,17 +61,17 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_result(make: Any, tmp_path: P
         with pytest.raises(Stopped):
             train(lambda: make(SETTING, images, "cpu"), "trial", SETTING, store, stop)
     resumed = train(lambda: make(SETTING, images, "cpu"), "trial", SETTING, store, lambda _: None)
-    assert resumed.epochs == straight.epochs  # to the last bit
+    assert resumed.epochs == uninterrupted.epochs  # bitwise
     assert len(resumed.epochs) == 3
     assert not list((tmp_path / "b" / "runs").glob("*.pt"))
 
     def never() -> Trainer:
-        raise AssertionError("a finished run is not made again")
+        raise AssertionError("a finished run is not repeated")
 
     assert train(never, "trial", SETTING, store, lambda _: None) == resumed
 
 
-def test_training_learns_and_measures() -> None:
+def test_regularized_training_learns_and_measures_sparsity() -> None:
     trainer = RegularizedTrainer(replace(SETTING, momentum=0.0, epochs=8), few_images(), "cpu")
     losses = [trainer.train_epoch() for _ in range(8)]
     assert losses[-1] < losses[0]
@@ -77,7 +79,7 @@ def test_training_learns_and_measures() -> None:
     assert 0 < loss < 3
     assert 0.1 < accuracy <= 1
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
-    assert rates == pytest.approx([1e-3, 1e-3])  # after milestones at 4 and 7 of 8 epochs
+    assert rates == pytest.approx([1e-3, 1e-3])  # after the milestones at 4 and 7 of 8 epochs
     measured = trainer.measures()
     weights = [p for p in trainer.network.parameters() if p.dim() > 1]
     assert measured["penalty"] == pytest.approx(
@@ -99,13 +101,13 @@ def test_proxy_training_uses_both_losses() -> None:
     assert last < first
 
 
-def test_networks_that_torch_cannot_train_are_refused() -> None:
+def test_networks_that_torch_cannot_train_are_rejected() -> None:
     with pytest.raises(ValueError, match="width must be an integer >= 8, got 4"):
         RegularizedTrainer(replace(SETTING, width=4), few_images(), "cpu")
 
 
 class Diverging(RegularizedTrainer):
-    """Is fine for one epoch."""
+    """Diverges in the second epoch."""
 
     def train_epoch(self) -> float:
         self.count = getattr(self, "count", 0) + 1
@@ -115,9 +117,9 @@ class Diverging(RegularizedTrainer):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_run_that_diverges_is_recorded_as_such(seed: int, tmp_path: Path) -> None:
+def test_diverged_run_is_recorded_as_such(seed: int, tmp_path: Path) -> None:
     setting, done = replace(SETTING, seed=seed), []
-    store = begun(tmp_path)
+    store = start_store(tmp_path)
     record = train(lambda: Diverging(setting, few_images(), "cpu"), "trial", setting, store, done.append)
     assert record.diverged
     assert len(record.epochs) == 1
@@ -125,12 +127,12 @@ def test_a_run_that_diverges_is_recorded_as_such(seed: int, tmp_path: Path) -> N
     assert Record.from_json(store.record(run_name("trial", setting))) == record
 
 
-def test_a_proxy_that_is_no_part_is_refused() -> None:
+def test_proxy_of_more_than_half_of_the_images_is_rejected() -> None:
     with pytest.raises(ValueError, match="proxy_images must be at most half of the 96 images, got 64"):
         ProxyTrainer(SETTING, few_images(), "cpu", proxy_images=64, proxy_batch=16)
 
 
-def test_names_tell_settings_apart() -> None:
+def test_run_names_are_unique_for_each_setting() -> None:
     settings = [
         SETTING,
         *(replace(SETTING, **{name: 7}) for name in ("lr", "momentum", "batch", "epochs", "width", "seed")),
@@ -139,20 +141,20 @@ def test_names_tell_settings_apart() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta-like"])
-def test_jobs_come_back_in_order(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In processes of their own, or one after another as on an accelerator: with the same results."""
+def test_records_of_jobs_are_in_order(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs in parallel processes, or one after another as on an accelerator, have the same results."""
     jobs = [Job("trial", replace(SETTING, epochs=1, seed=seed), RegularizedTrainer) for seed in range(3)]
     done: list[int] = []
     if device != "cpu":
         monkeypatch.setattr(pool, "_train", partial(_train_on_cpu, pool._train))
-    records = run_jobs(jobs, few_images, device, begun(tmp_path), done.append)
+    records = run_jobs(jobs, few_images, device, start_store(tmp_path), done.append)
     assert [record.setting.seed for record in records] == [0, 1, 2]
     assert sum(done) == 3
     expected = train(
         lambda: RegularizedTrainer(jobs[1].setting, few_images(), "cpu"),
         "trial",
         jobs[1].setting,
-        begun(tmp_path / "alone"),
+        start_store(tmp_path / "alone"),
         lambda _: None,
     )
     assert records[1].epochs == expected.epochs
@@ -162,24 +164,24 @@ def _train_on_cpu(original: Any, job: Job, images: Images, _: str, store: Store,
     return original(job, images, "cpu", store, advance)  # type: ignore[no-any-return]
 
 
-class Unlucky(RegularizedTrainer):
-    """Its process is killed in the first epoch, as by a system without memory."""
+class Killed(RegularizedTrainer):
+    """Kills its own process in the first epoch, as the system does when memory runs out."""
 
     def train_epoch(self) -> float:
         os.kill(os.getpid(), signal.SIGKILL)
         return 0.0
 
 
-class Wrong(RegularizedTrainer):
+class Failing(RegularizedTrainer):
     def train_epoch(self) -> float:
         raise StoreError("on purpose")
 
 
-def test_trouble_in_a_worker_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="a worker process was killed, perhaps for lack of memory; --resume goes on"):
-        run_jobs([Job("trial", SETTING, Unlucky)], few_images, "cpu", begun(tmp_path), lambda _: None)
+def test_failures_in_a_worker_are_reported(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="a worker process was killed, perhaps out of memory; continue with --resume"):
+        run_jobs([Job("trial", SETTING, Killed)], few_images, "cpu", start_store(tmp_path), lambda _: None)
     with pytest.raises(StoreError, match="on purpose"):
-        run_jobs([Job("trial", SETTING, Wrong)], few_images, "cpu", begun(tmp_path), lambda _: None)
+        run_jobs([Job("trial", SETTING, Failing)], few_images, "cpu", start_store(tmp_path), lambda _: None)
 
 
 PROGRAM = """
@@ -188,20 +190,20 @@ from dataclasses import replace
 from pathlib import Path
 from proxmo.experiments.pool import Job, run_jobs
 from proxmo.experiments.regularized import RegularizedTrainer
-from proxmo.experiments.store import opened
+from proxmo.experiments.store import open_store
 sys.path.insert(0, {tests!r})
 from experiments.test_runs import SETTING, few_images
 
 if __name__ == "__main__":
-    with opened(Path(sys.argv[1])) as store:
+    with open_store(Path(sys.argv[1])) as store:
         store.begin({{"trial": {{"seeds": 1}}}}, resume=(store.folder / "runs").exists())
         jobs = [Job("trial", replace(SETTING, epochs=6, seed=seed), RegularizedTrainer) for seed in range(2)]
         run_jobs(jobs, few_images, "cpu", store, lambda _: print("epoch", flush=True))
 """
 
 
-def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """kill -9 of the main process, while its workers are anywhere: the records end up equal to those of a quiet run."""
+def test_runs_killed_at_random_times_resume_to_the_same_records(tmp_path: Path) -> None:
+    """SIGKILL the main process at any point of its workers; after resuming, the records equal uninterrupted ones."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(tests=str(Path(__file__).parent.parent)))
 
@@ -209,20 +211,20 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         command = [sys.executable, str(program), str(tmp_path / folder)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
-    quiet = start("quiet")
-    assert quiet.communicate()[0].count("epoch") == 12
-    chance = random.Random(0)
+    uninterrupted = start("uninterrupted")
+    assert uninterrupted.communicate()[0].count("epoch") == 12
+    generator = random.Random(0)
     for _ in range(2):
         running = start("killed")
         assert running.stdout is not None
-        running.stdout.readline()  # an epoch is done, so there is something to go on from
-        time.sleep(chance.uniform(0, 0.5))
+        running.stdout.readline()  # an epoch is done, so there is a checkpoint
+        time.sleep(generator.uniform(0, 0.5))
         workers = _children(running.pid)
         assert workers
         running.kill()
         running.communicate()
         deadline = time.monotonic() + 20
-        while any(map(_is_alive, workers)):  # they end with it, whatever they are at
+        while any(map(_is_alive, workers)):  # workers exit when the main process dies
             assert time.monotonic() < deadline
             time.sleep(0.05)
     last = start("killed")
@@ -233,8 +235,8 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         files = (tmp_path / folder / "runs").glob("trial-batch*.json")
         return {file.name: json.loads(file.read_text())["epochs"] for file in files}
 
-    assert len(epochs("quiet")) == 2
-    assert epochs("killed") == epochs("quiet")
+    assert len(epochs("uninterrupted")) == 2
+    assert epochs("killed") == epochs("uninterrupted")
     assert all(name.endswith(".json") for name in os.listdir(tmp_path / "killed" / "runs"))
 
 
@@ -249,50 +251,50 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-# The store itself.
+# The store.
 
 
-def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
-    with opened(tmp_path), pytest.raises(StoreError, match="another run is at work in"), opened(tmp_path):
+def test_second_run_in_a_folder_is_rejected(tmp_path: Path) -> None:
+    with open_store(tmp_path), pytest.raises(StoreError, match="another run is using"), open_store(tmp_path):
         pass
-    with opened(tmp_path):  # free again
+    with open_store(tmp_path):  # unlocked again
         pass
 
 
-def test_settings_are_not_mixed_and_nothing_is_discarded(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
+def test_begin_neither_mixes_settings_nor_discards_results(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
         with pytest.raises(StoreError, match="there is nothing to resume in"):
             store.begin({"one": {"seeds": 3}}, resume=True)
         store.begin({"one": {"seeds": 3, "data": "digits"}}, resume=False)
         store.finish("one-a", 1)
         store.save("one-b", {"epoch": torch.ones(1)})
-        with pytest.raises(StoreError, match=r"one in .* was begun with other settings: seeds was 3, now 4"):
+        with pytest.raises(StoreError, match=r"one in .* was started with other settings: seeds was 3, now 4"):
             store.begin({"two": {}, "one": {"seeds": 4, "data": "digits"}}, resume=True)
         store.begin({"one": {"seeds": 3, "data": "digits", "command": "in other words"}}, resume=True)
-        with pytest.raises(StoreError, match="has results of one already: go on with --resume, or take another --out"):
+        with pytest.raises(StoreError, match="already has results of one: continue with --resume, or choose"):
             store.begin({"two": {"seeds": 4}, "one": {"seeds": 3, "data": "digits"}}, resume=False)
-        assert store.settings("two") == {}  # refused as a whole
+        assert store.settings("two") == {}  # nothing was started
         store.begin({"two": {"seeds": 4}}, resume=False)  # another experiment in the same folder
         assert store.record("one-a") == 1
         assert store.load("one-b") is not None
         (tmp_path / "runs" / "one-settings.json").unlink()
-        with pytest.raises(StoreError, match="has runs of one without their settings"):
+        with pytest.raises(StoreError, match="has runs of one but not their settings"):
             store.begin({"one": {"seeds": 5}}, resume=True)
 
 
-def test_leftovers_of_a_kill_are_tidied_up(tmp_path: Path) -> None:
-    """Half-written files, and the checkpoint of a run that was finished a moment before."""
-    store = begun(tmp_path)
+def test_leftovers_of_a_killed_process_are_deleted(tmp_path: Path) -> None:
+    """Leftovers are partial files and the checkpoints of finished runs."""
+    store = start_store(tmp_path)
     store.finish("trial-a", 1)
     store.save("trial-a", {"epoch": 1})
     store.save("trial-b", {"epoch": 1})
     (tmp_path / "runs" / ".trial-b-x1y2.pt").write_bytes(b"half")
-    begun(tmp_path)
+    start_store(tmp_path)
     assert sorted(os.listdir(tmp_path / "runs")) == ["trial-a.json", "trial-b.pt", "trial-settings.json"]
 
 
-class _Renamed(Store):
-    """Has a checkpoint of something else for every run."""
+class _Mismatched(Store):
+    """Returns the same unrelated checkpoint for every run."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.folder)
@@ -304,21 +306,19 @@ class _Renamed(Store):
         return super().damaged("trial-a", why)
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    store = begun(tmp_path)
+def test_errors_name_damaged_files(tmp_path: Path) -> None:
+    store = start_store(tmp_path)
     store.save("trial-a", {"epoch": 1})
     path = tmp_path / "runs" / "trial-a.pt"
-    with pytest.raises(StoreError, match=r"the checkpoint .*trial-a.pt is damaged \(it does not fit"):
-        train(lambda: RegularizedTrainer(SETTING, few_images(), "cpu"), "trial", SETTING, _Renamed(store), print)
+    with pytest.raises(StoreError, match=r"the checkpoint .*trial-a.pt is damaged \(it does not match"):
+        train(lambda: RegularizedTrainer(SETTING, few_images(), "cpu"), "trial", SETTING, _Mismatched(store), print)
     tensor = torch.arange(100.0).numpy().tobytes()
     store.save("trial-a", {"x": torch.arange(100.0)})
     whole = path.read_bytes()
     assert tensor in whole
-    for content in (whole[:50], whole.replace(tensor, b"\xff" + tensor[1:])):  # cut short, and one byte changed
+    for content in (whole[:50], whole.replace(tensor, b"\xff" + tensor[1:])):  # truncated, and with one byte changed
         path.write_bytes(content)
-        with pytest.raises(
-            StoreError, match=r"the checkpoint .*trial-a.pt is damaged .*; delete it to do its run anew"
-        ):
+        with pytest.raises(StoreError, match=r"the checkpoint .*trial-a.pt is damaged .*; delete it to repeat the run"):
             store.load("trial-a")
     (tmp_path / "runs" / "trial-b.json").write_text('{"epochs": ')
     with pytest.raises(StoreError, match=r"trial-b.json is damaged .*; delete it"):
@@ -334,26 +334,26 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         store.begin({"trial": {"seeds": 1}}, resume=True)
 
 
-def test_checkpoints_do_not_run_code(tmp_path: Path) -> None:
+def test_loading_a_checkpoint_does_not_run_code(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
             return os.system, (f"touch {tmp_path / 'pwned'}",)
 
-    store = begun(tmp_path)
+    store = start_store(tmp_path)
     torch.save({"trainer": Evil()}, tmp_path / "runs" / "trial-a.pt")
     with pytest.raises(StoreError, match="is damaged"):
         store.load("trial-a")
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
-    """A real one: files of this process may not grow beyond some bytes."""
+def test_full_disk_keeps_existing_files(tmp_path: Path) -> None:
+    """A limit on the file size of a process stands for the full disk."""
     program = """
 import resource, signal, sys, torch
 from pathlib import Path
-from proxmo.experiments.store import StoreError, opened
+from proxmo.experiments.store import StoreError, open_store
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-with opened(Path(sys.argv[1])) as store:
+with open_store(Path(sys.argv[1])) as store:
     store.begin({"trial": {"seeds": 1}}, resume=False)
     store.save("trial-a", {"x": torch.ones(10)})
     store.finish("trial-b", [1])
@@ -373,8 +373,21 @@ with opened(Path(sys.argv[1])) as store:
     assert kept == "10.0 [1]"
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_checkpoint_is_kept_until_the_record_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = start_store(tmp_path)
+    store.save("trial-a", {"epoch": 1})
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StoreError, match="No space left on device"):
+        store.finish("trial-a", 1)
+    assert store.load("trial-a") == {"epoch": 1}
+
+
+def test_unwritable_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(StoreError, match=r"cannot write to .*file: "), opened(tmp_path / "file"):
+    with pytest.raises(StoreError, match=r"cannot write to .*file: "), open_store(tmp_path / "file"):
         pass
     assert (tmp_path / "file").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""The quadratic: cells where theory puts them, hits counted from the curves, and the methods that the paper has not."""
+"""The synthetic quadratic: results agree with theory and with `ProxSGD`, and hits with the curves."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def results() -> synthetic.Results:
     return synthetic.run(seeds=40, iterations=1000)
 
 
-def test_every_cell_is_there(results: synthetic.Results) -> None:
+def test_results_have_every_cell(results: synthetic.Results) -> None:
     assert len(results.cells) == len(results.curves) == 3 * (25 + 15) + 3 + 3
     assert {cell.sigma for cell in results.cells} == {5.0, 25.0, 125.0}
     assert all(curve.mean.shape == curve.one_run.shape == (1000,) for curve in results.curves)
 
 
-def test_cells_are_where_theory_puts_them(results: synthetic.Results) -> None:
-    """Cells that have forgotten their start by the last tenth have the closed-form mean, up to Monte Carlo error."""
+def test_stationary_errors_equal_the_closed_form(results: synthetic.Results) -> None:
+    """Up to Monte Carlo error, for the cells that no longer depend on their start in the last tenth."""
     settled = [c for c in results.cells if c.gamma is not None and c.gamma >= 0.01]
     assert len(settled) == 3 * (10 + 15) + 3
     for cell in settled:
@@ -36,7 +36,7 @@ def test_cells_are_where_theory_puts_them(results: synthetic.Results) -> None:
         assert cell.stationary == pytest.approx(cell.closed_form, rel=0.25)
 
 
-def test_momentum_wins_and_vanilla_stalls(results: synthetic.Results) -> None:
+def test_momentum_is_far_below_the_floor_of_vanilla(results: synthetic.Results) -> None:
     for sigma in synthetic.SIGMAS:
         momentum, vanilla = (results.cells[results.best(m, sigma)] for m in ("momentum", "vanilla"))
         assert momentum.stationary < vanilla.stationary / 10
@@ -47,21 +47,21 @@ def test_momentum_wins_and_vanilla_stalls(results: synthetic.Results) -> None:
     assert quiet.median_samples is not None
 
 
-def test_hits_are_counted_from_the_curves(results: synthetic.Results) -> None:
-    """With one seed the curve is the run, so the first crossing can be read off it."""
+def test_hits_agree_with_the_curves(results: synthetic.Results) -> None:
+    """With one seed the curve is the run, so it shows the first hit."""
     single = synthetic.run(seeds=1, iterations=1000)
-    crossed = 0
+    hits = 0
     for cell, curve in zip(single.cells, single.curves, strict=True):
         np.testing.assert_array_equal(curve.one_run, curve.mean)
         below = np.flatnonzero(curve.one_run <= synthetic.TOLERANCE)
         assert cell.hit_share == float(below.size > 0)
         assert cell.median_samples == ((below[0] + 1) * cell.batch if below.size else None)
-        crossed += below.size > 0
-    assert 0 < crossed < len(single.cells)
+        hits += below.size > 0
+    assert 0 < hits < len(single.cells)
 
 
-def test_the_sweep_takes_the_steps_of_the_optimizer() -> None:
-    """A run with one seed is that of `ProxSGD`, cell by cell, with the same noise."""
+def test_sweep_takes_the_steps_of_prox_sgd() -> None:
+    """Compares every cell with `ProxSGD` on the same noise."""
     iterations, sigma = 30, synthetic.SIGMAS[1]
     results = synthetic.run(seeds=1, iterations=iterations, problem=synthetic.SHIFTED)
     generator = torch.Generator().manual_seed(0)
@@ -83,24 +83,23 @@ def test_the_sweep_takes_the_steps_of_the_optimizer() -> None:
     assert compared == 25 + 15 + 1 + 1
 
 
-def test_many_seeds_are_swept_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_seeds_run_in_several_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "SEEDS_AT_ONCE", 4)
     called: list[None] = []
     results = synthetic.run(seeds=10, iterations=200, advance=lambda: called.append(None))
     assert len(called) == 200 * synthetic.sweeps(10) == 600
     alone = synthetic.run(seeds=4, iterations=200)
     for cell, curve, first in zip(results.cells, results.curves, alone.curves, strict=True):
-        np.testing.assert_array_equal(curve.one_run, first.one_run)  # the first part is the same
+        np.testing.assert_array_equal(curve.one_run, first.one_run)  # from the first sweep
         assert not np.array_equal(curve.mean, first.mean)
         assert (cell.hit_share * 10) % 1 == pytest.approx(0, abs=1e-9)
 
 
-def test_runs_repeat_exactly() -> None:
+def test_runs_are_reproducible() -> None:
     assert synthetic.run(seeds=2, iterations=20).to_json() == synthetic.run(seeds=2, iterations=20).to_json()
 
 
-def test_the_shifted_quadratic() -> None:
-    """∇f does not vanish at its solution, and the error is that of its own gradient."""
+def test_shifted_quadratic_has_its_own_solution_and_floors() -> None:
     problem = synthetic.SHIFTED
     solution = torch.full((1, 5), problem.shift / (1 + problem.curvature), dtype=torch.float64)
     assert problem.error(solution).item() < 1e-20
@@ -114,7 +113,7 @@ def test_the_shifted_quadratic() -> None:
             assert cell.stationary == pytest.approx(cell.closed_form, rel=0.25)
 
 
-def test_the_plan_is_that_of_its_noise_level(results: synthetic.Results) -> None:
+def test_plan_cells_use_the_plan_of_their_noise_level(results: synthetic.Results) -> None:
     for sigma in synthetic.SIGMAS:
         cell = results.cells[results.find("plan", sigma)]
         gap = synthetic.PAPER.initial_gap
@@ -124,7 +123,7 @@ def test_the_plan_is_that_of_its_noise_level(results: synthetic.Results) -> None
 
 
 def test_decreasing_weights_average_all_gradients() -> None:
-    """γ_k = 1/(k + 2) makes m_k the mean of the first k + 1 gradients, so the error falls as σ²/K while x stays."""
+    """γ_k = 1/(k + 2) makes m_k the mean of the first k + 1 gradients, so the error is σ²/K while x hardly moves."""
     results = synthetic.run(seeds=200, iterations=400)
     for sigma in synthetic.SIGMAS:
         curve = results.curves[results.find("decreasing", sigma)]
@@ -137,15 +136,15 @@ def test_auto_counts_its_second_evaluations() -> None:
     for cell, curve in zip(results.cells, results.curves, strict=True):
         assert cell.M is cell.gamma is cell.closed_form is None
         assert len(curve.mean) == 300
-        assert (curve.mean[:16] == curve.mean[0]).all()  # 8 samples at two points each, and no step yet
+        assert (curve.mean[:16] == curve.mean[0]).all()  # the first 8 samples are evaluated twice, without a step
         assert curve.mean[-1] < cell.sigma**2 / 4
 
 
-def test_records_hold_what_a_report_needs(results: synthetic.Results) -> None:
-    again = synthetic.Results.from_record(results.to_record())
-    assert again.cells == results.cells
-    assert again.problem == results.problem
-    for thin, full in zip(again.curves, results.curves, strict=True):
+def test_records_keep_cells_and_thinned_curves(results: synthetic.Results) -> None:
+    restored = synthetic.Results.from_record(results.to_record())
+    assert restored.cells == results.cells
+    assert restored.problem == results.problem
+    for thin, full in zip(restored.curves, results.curves, strict=True):
         assert 50 < len(thin.iterations) <= synthetic.CURVE_POINTS
         assert thin.iterations[0] == 1
         assert thin.iterations[-1] == 1000

@@ -1,1 +1,1 @@
-"""The experiments of the paper, written with nothing but the public API."""
+"""The experiments of the paper, written with the public API only."""

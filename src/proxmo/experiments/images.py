@@ -1,4 +1,4 @@
-"""Images as tensors in memory, and mini-batches of them, cropped and flipped in one go."""
+"""Image data sets in memory, and augmented mini-batches of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Split:
-    """Images (n, height, width, channels), 8 bits each, and their labels."""
+    """Images as uint8 of shape (n, height, width, channels), and their labels."""
 
     images: Tensor
     labels: Tensor
@@ -24,7 +24,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Images:
-    """A data set of images, with what suits it as augmentation: crops after padding, flips or none."""
+    """A data set of images, and its augmentation: random crops after ``padding``, and random flips if ``flip``."""
 
     name: str
     train: Split
@@ -35,27 +35,27 @@ class Images:
 
     @property
     def channels(self) -> int:
-        """1 if grey, 3 if in colour."""
+        """1 for grey images, 3 for colour."""
         return self.train.images.shape[-1]
 
     @cached_property
     def scale(self) -> Scale:
-        """From bytes to normalised floats."""
+        """Converts bytes to normalised floats."""
         return Scale(self.train.images)
 
 
 class Batches:
-    """Mini-batches of a split as normalised float images in channels-last memory, with labels.
+    """Mini-batches of the training images as normalised floats in channels-last memory, with labels.
 
-    Mean and deviation per channel are those of ``images.train``. Each epoch is a new permutation, and the last part of
-    it that does not fill a batch is left out, so that all steps of a run see the same batch size.
+    Images are normalised with the mean and standard deviation per channel of ``images.train``. Each epoch is a new
+    permutation; an incomplete last batch is dropped, so that all batches have the same size.
 
     Args:
         images: the data set.
-        size: images per batch.
-        generator: decides order, crops and flips; its state is all that has to be kept to go on.
-        only: use these images of the training data alone.
-        device: where the batches go.
+        size: the number of images per batch.
+        generator: determines order, crops and flips; its state is all there is to checkpoint.
+        only: the indices of the training images to use; ``None`` for all.
+        device: where to put the batches.
 
     >>> split = Split(torch.zeros(10, 8, 8, 1, dtype=torch.uint8), torch.arange(10))
     >>> images = Images("zeros", split, split, classes=10, padding=1, flip=False)
@@ -74,7 +74,7 @@ class Batches:
     ) -> None:
         chosen = torch.arange(len(images.train)) if only is None else only
         if not 1 <= size <= len(chosen):
-            raise ValueError(f"size must be between 1 and the {len(chosen)} images at hand, got {size}")
+            raise ValueError(f"size must be between 1 and the number of images, {len(chosen)}, got {size}")
         self._size, self._generator, self._device = size, generator, torch.device(device)
         self._flip, self._padding = images.flip, images.padding
         around = (0, 0, images.padding, images.padding, images.padding, images.padding)
@@ -105,13 +105,13 @@ class Batches:
 def plain_batches(
     images: Images, split: Split, size: int, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """All of a split in order, without augmentation, normalised as the training data are."""
+    """Yield all images of a split in order, without augmentation, normalised like the training images."""
     for chunk, labels in zip(torch.split(split.images, size), torch.split(split.labels, size), strict=True):
         yield images.scale(chunk.to(device)), labels.to(device)
 
 
 class Scale:
-    """From bytes, channels last, to floats of mean 0 and deviation 1 per channel, in torch's order of axes."""
+    """Converts NHWC bytes to NCHW floats with mean 0 and standard deviation 1 per channel."""
 
     def __init__(self, images: Tensor) -> None:
         counts = [

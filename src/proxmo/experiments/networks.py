@@ -1,4 +1,4 @@
-"""The network of the experiments: ResNet-18 with the stem for small images, at any width."""
+"""The network of the experiments: ResNet-18 of any width, with a stem for small images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.nn import functional
 
 
 class _Block(nn.Module):
-    """Two convolutions with batch norm around a shortcut."""
+    """Two convolutions with batch norm, and a shortcut around them."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -28,9 +28,9 @@ class ResNet18(nn.Module):
     """ResNet-18 for 32×32 images and smaller: a 3×3 stem without pooling, four stages, a linear head.
 
     Args:
-        width: channels of the first stage, doubled in each of the next; 64 is the usual network.
-        channels: of the images.
-        classes: of the labels.
+        width: the number of channels of the first stage, doubled in each later one; 64 is the standard network.
+        channels: the number of image channels.
+        classes: the number of classes.
 
     >>> import torch
     >>> ResNet18(width=8, channels=3, classes=10)(torch.zeros(2, 3, 32, 32)).shape

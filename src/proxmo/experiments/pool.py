@@ -1,6 +1,6 @@
-"""Many training runs at once: one process per core, each on one thread, which small networks use best.
+"""Parallel training runs: one process per core with one thread each, the fastest way to train small networks.
 
-A run on one thread has the same result wherever and whenever it is made, however many go on beside it.
+With one thread, the result of a run does not depend on what else is running.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from proxmo.experiments.training import Record, Setting, Trainer, run_name, trai
 
 @dataclass(frozen=True)
 class Job:
-    """A run to make: everything in it can be sent to another process."""
+    """A run to train; picklable."""
 
     experiment: str
     setting: Setting
@@ -37,14 +37,14 @@ class Job:
 def run_jobs(
     jobs: list[Job], load: Callable[[], Images], device: str, store: Store, advance: Callable[[int], None]
 ) -> list[Record]:
-    """The records of all jobs, in their order: found, gone on with, or made.
+    """Return the records of all jobs, in order, running those that are not finished.
 
     Args:
         jobs: what to run.
-        load: loads the images, in each process.
-        device: ``"cpu"``, where the runs share the cores; or an accelerator, where they follow one another.
-        store: where records and checkpoints are.
-        advance: told how many epochs are done since the last call.
+        load: loads the images; called in each process.
+        device: ``"cpu"`` to run in parallel, or an accelerator to run one job after another.
+        store: holds records and checkpoints.
+        advance: called with the number of epochs done since the last call.
     """
     if all(store.record(run_name(job.experiment, job.setting)) is not None for job in jobs):
         return [_train(job, None, device, store, advance) for job in jobs]
@@ -52,29 +52,29 @@ def run_jobs(
         images = load()
         return [_train(job, images, device, store, advance) for job in jobs]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    context = get_context("spawn")  # a fork would copy torch's threads in an unknown state
+    context = get_context("spawn")  # forking is unsafe once torch has started threads
     progress: Queue[int] = context.Queue()
-    others = set(active_children())
+    existing = set(active_children())
     try:
         with (
             _listening(progress, advance),
-            ProcessPoolExecutor(min(cores, len(jobs)), context, _begin, (load, store.folder, progress)) as workers,
+            ProcessPoolExecutor(min(cores, len(jobs)), context, _initialize, (load, store.folder, progress)) as workers,
         ):
             futures = [workers.submit(_work, job) for job in jobs]
             try:
                 return [future.result() for future in futures]
-            except BaseException:  # the others need not go on to their ends
+            except BaseException:  # do not wait for the other runs
                 workers.shutdown(wait=False, cancel_futures=True)
-                for process in set(active_children()) - others:
+                for process in set(active_children()) - existing:
                     process.kill()
                 raise
     except BrokenProcessPool as error:
-        raise StoreError("a worker process was killed, perhaps for lack of memory; --resume goes on") from error
+        raise StoreError("a worker process was killed, perhaps out of memory; continue with --resume") from error
 
 
 def _train(job: Job, images: Images | None, device: str, store: Store, advance: Callable[[int], None]) -> Record:
     def make() -> Trainer:
-        assert images is not None  # only finished runs do without
+        assert images is not None  # only a finished run needs no images
         return job.trainer(job.setting, images, device)
 
     return train(make, job.experiment, job.setting, store, advance)
@@ -82,15 +82,15 @@ def _train(job: Job, images: Images | None, device: str, store: Store, advance: 
 
 @contextmanager
 def _listening(progress: Queue[int], advance: Callable[[int], None]) -> Iterator[None]:
-    """Pass on what workers put into the queue."""
-    over = threading.Event()
+    """Call ``advance`` with what workers put into the queue."""
+    done = threading.Event()
 
     def listen() -> None:
         while True:
             try:
                 advance(progress.get(timeout=0.1))
             except Empty:
-                if over.is_set():
+                if done.is_set():
                     return
 
     thread = threading.Thread(target=listen, daemon=True)
@@ -98,26 +98,26 @@ def _listening(progress: Queue[int], advance: Callable[[int], None]) -> Iterator
     try:
         yield
     finally:
-        over.set()
+        done.set()
         thread.join()
 
 
-# What follows runs in a worker.
+# The rest runs in a worker.
 
 _images: Images
 _store: Store
 _advance: Callable[[int], None]
 
 
-def _begin(load: Callable[[], Images], folder: Path, progress: Queue[int]) -> None:
+def _initialize(load: Callable[[], Images], folder: Path, progress: Queue[int]) -> None:
     global _images, _store, _advance
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     _images, _store, _advance = load(), Store(folder), progress.put
 
 
-def _end_with_parent() -> None:
-    """A worker must not go on, and write, when the main process was killed: another may be at work then."""
+def _exit_with_parent() -> None:
+    """Exit when the main process dies: its lock is gone, so another process may write to the folder."""
     parent = parent_process()
     assert parent is not None
     wait([parent.sentinel])

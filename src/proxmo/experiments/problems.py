@@ -1,4 +1,4 @@
-"""Test problems with known constants, many runs side by side: the first axis of a point numbers the runs."""
+"""Test problems with known constants. Points hold many independent runs along their first axis."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ DOUBLE = torch.float64
 
 
 class Problem(Protocol):
-    """f by its stochastic gradients, ψ by its penalty, and how far a point is from stationary."""
+    """A composite problem: stochastic gradients of f, a penalty ψ, and an error that is 0 at stationary points."""
 
     name: str
     smoothness: float
     penalty: Penalty | None
 
     def start(self, runs: int) -> Tensor:
-        """x₀ for each run."""
+        """Return x₀ for each run."""
 
     def sample(self, runs: int, generator: torch.Generator) -> Tensor:
-        """What makes a stochastic gradient, one per run; with the same one, gradients at two points are comparable."""
+        """Draw one sample per run; a sample can be used for gradients at several points."""
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
-        """The stochastic gradient of f."""
+        """Return the stochastic gradient of f on a sample."""
 
     def full_gradient(self, x: Tensor) -> Tensor:
-        """∇f."""
+        """Return ∇f."""
 
     def error(self, x: Tensor) -> Tensor:
-        """The squared norm of the gradient (mapping) of F, per run."""
+        """Return the squared norm of the gradient (mapping) of F, per run."""
 
 
 class Quadratic:
@@ -70,11 +70,13 @@ class Quadratic:
 
 
 class RobustRegression:
-    """f = mean φ(aᵢᵀx − yᵢ) with the non-convex φ(r) = 2r²/(4 + r²), a tenth of the y outliers; ψ = ℓ1 or ℓ∞,1.
+    """f = mean φ(aᵢᵀx − yᵢ) with the non-convex φ(r) = 2r²/(4 + r²), and ψ = ℓ1 or ℓ∞,1.
 
-    |φ''| ≤ 1, so L is the largest eigenvalue of AᵀA/n, and that in mean square over single samples the root of the one
-    of Σ‖aᵢ‖²aᵢaᵢᵀ/n; φ ≥ 0 and |φ'| ≤ 3√3/8, so F ≥ 0 and the variance of a gradient
-    on ``batch`` samples is at most (27/64)·mean‖aᵢ‖²/batch. The 20 weights lie in 4 groups of 5; 6 are not zero.
+    A tenth of the yᵢ are outliers. The 20 weights form 4 groups of 5; 6 of the true weights are not zero.
+
+    |φ''| ≤ 1, so L is the largest eigenvalue of AᵀA/n, and the mean-square smoothness over single samples is the square
+    root of the largest eigenvalue of Σ‖aᵢ‖²aᵢaᵢᵀ/n. φ ≥ 0 and |φ'| ≤ 3√3/8, so F ≥ 0 and the variance of a gradient on
+    ``batch`` samples is at most (27/64)·mean‖aᵢ‖²/batch.
 
     >>> problem = RobustRegression("lasso", "l1", batch=8)
     >>> problem.error(problem.start(runs=3)).shape
@@ -119,11 +121,11 @@ class RobustRegression:
         return self.mapping_norm(x, 1 / self.smoothness)
 
     def mapping_norm(self, x: Tensor, lr: float) -> Tensor:
-        """The squared norm of the prox-gradient mapping of step size ``lr``, per run."""
+        """Return the squared norm of the prox-gradient mapping with step size ``lr``, per run."""
         return gradient_mapping(x, self.full_gradient(x), self.penalty, lr).square().flatten(1).sum(-1)
 
     def objective(self, x: Tensor) -> Tensor:
-        """F(x) of one run, given as the only one."""
+        """Return F(x) for a point that holds a single run."""
         residuals = x.flatten(1) @ self._inputs.mT - self._targets
         return (2 * residuals.square() / (4 + residuals.square())).mean() + self.penalty.value(x)
 

@@ -1,22 +1,33 @@
-"""Regularized training (section 8.2): ResNet-18 with ℓ∞,1 on the weights of every layer, momentum against vanilla."""
+"""Regularized training (section 8.2): ResNet-18 with an ℓ∞,1 penalty on the weights of every layer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.nn import functional
 from torch.optim.lr_scheduler import MultiStepLR
 
 from proxmo import GroupLInf, ProxSGD
+from proxmo.experiments.comparison import (
+    OBJECTIVE,
+    TEST_ACCURACY,
+    TRAIN_LOSS,
+    ZERO_CHANNELS,
+    ZERO_WEIGHTS,
+    TrainingExperiment,
+)
+from proxmo.experiments.experiment import Options
 from proxmo.experiments.images import Images
+from proxmo.experiments.presets import Grid, Presets, Size
 from proxmo.experiments.training import Setting, Trainer
 
 STRENGTH = 0.1
-MILESTONES = (150 / 300, 250 / 300)  # where lr falls to a tenth, as shares of the epochs
+MILESTONES = (150 / 300, 250 / 300)  # when lr drops to a tenth, as fractions of the epochs
 
 
 class RegularizedTrainer(Trainer):
-    """`ProxSGD`: weights of convolutions and of the head have one group per output channel, the rest has no penalty.
+    """`ProxSGD` with one group per output channel of each convolution and of the head, and no penalty elsewhere.
 
     >>> from proxmo.experiments import data
     >>> setting = Setting(lr=0.1, momentum=0.9, batch=256, epochs=2, width=8, seed=0)
@@ -31,7 +42,7 @@ class RegularizedTrainer(Trainer):
         others = [p for p in self.network.parameters() if p.dim() == 1]
         groups: list[dict[str, Any]] = [{"params": weights, "penalty": GroupLInf(STRENGTH, dim=0)}, {"params": others}]
         self.optimizer = ProxSGD(groups, setting.lr, setting.momentum)
-        milestones = [round(share * setting.epochs) for share in MILESTONES]
+        milestones = [round(fraction * setting.epochs) for fraction in MILESTONES]
         self.scheduler = MultiStepLR(self.optimizer, milestones, gamma=0.1)
 
     def train_epoch(self) -> float:
@@ -55,3 +66,22 @@ class RegularizedTrainer(Trainer):
 
     def parts(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer, "scheduler": self.scheduler}
+
+
+class Regularized(TrainingExperiment):
+    """The experiment of section 8.2."""
+
+    name = "regularized"
+    title = "Regularized training (section 8.2)"
+    text = f"ψ is ℓ∞,1 with strength {STRENGTH:g} on the weights of every layer, one group per output channel."
+    measures = (TRAIN_LOSS, TEST_ACCURACY, OBJECTIVE, ZERO_WEIGHTS, ZERO_CHANNELS)
+    paper_lr = 0.1
+    paper_best_lr = {64: 0.01, 128: 0.01, 256: 0.1}  # noqa: RUF012
+    sizes = Presets(
+        paper=Size(64, Grid((256, 128, 64), rates=(1.0, 0.1, 0.01), momenta=(0.0, 0.9, 0.99), epochs=300)),
+        quick=Size(8, Grid((256,), rates=(0.3, 0.1, 0.03), momenta=(0.0, 0.9), epochs=10)),
+        quick_on_digits=Size(8, Grid((256, 128, 64), rates=(1.0, 0.1, 0.01), momenta=(0.0, 0.9, 0.99), epochs=12)),
+    )
+
+    def trainer(self, options: Options) -> Callable[[Setting, Images, str], Trainer]:
+        return RegularizedTrainer

@@ -1,8 +1,8 @@
-"""The synthetic quadratic (section 8.1): where vanilla stalls at the level of the noise and momentum does not.
+"""The synthetic quadratic (section 8.1): the vanilla method stalls at the noise level, momentum does not.
 
-f(x) = L/2·‖x‖² − <b, x>, ψ(x) = a/2·‖x‖², and gradients of f with Gaussian noise of total variance σ²; a batch of n
-divides the variance by n. In the paper b = 0 and a is large, so that ∇f is nearly constant, and nearly zero, all the
-way; on the shifted quadratic it is neither. All cells of the grid, all σ and many seeds run at once, in one tensor that
+f(x) = L/2·‖x‖² − <b, x>, ψ(x) = a/2·‖x‖², and gradients of f have Gaussian noise of total variance σ²; a batch of n
+divides the variance by n. In the paper b = 0 and a is large, so that ∇f is nearly constant and nearly zero along the
+whole path; on the shifted quadratic it is neither. All cells of the grid, all σ and many seeds run at once: one tensor
 takes the steps of `ProxSGD` with the lr and momentum of each cell. Three methods are not in the paper: the plan of the
 sharpened theory, γ_k = 1/(k + 2), and `AutoProxSGD`.
 """
@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from torch.nn import Parameter
 
 from proxmo import AutoProxSGD, SquaredL2, theory
+from proxmo.experiments.experiment import Experiment, Options, Progress
+from proxmo.experiments.report import Section
+from proxmo.experiments.store import Store
 from proxmo.experiments.threads import one_thread
 
 DIMENSION = 5
@@ -30,21 +33,22 @@ ITERATIONS = 10_000
 M_GRID = (1e0, 1e1, 1e2, 1e3, 1e4)
 GAMMA_GRID = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 BATCHES = (1, 16, 64)
-START = 1e-4  # each coordinate; the paper gives no start. ‖∇F‖² = 5: below all σ², above the tolerance
-DECREASING_M = 10.0  # for γ_k = 1/(k + 2); with a ≫ M it hardly matters
-AUTO_SEEDS = 3  # of `AutoProxSGD`, whose runs cannot share their steps
-SEEDS_AT_ONCE = 100  # so that memory does not grow with their number
-CURVE_POINTS = 150  # of a curve that is stored
+START = 1e-4  # coordinates of x₀, not given in the paper; ‖∇F(x₀)‖² = 5 is below all σ² and above the tolerance
+DECREASING_M = 10.0  # for γ_k = 1/(k + 2); hardly matters when a ≫ M
+SEEDS = 50
+AUTO_SEEDS = 3  # for `AutoProxSGD`, whose runs are not batched
+SEEDS_AT_ONCE = 100  # bounds the memory
+CURVE_POINTS = 150  # per stored curve
 
 
 class Quadratic(NamedTuple):
-    """a, and each coordinate of b."""
+    """A quadratic problem, given by a (``curvature``) and by each coordinate of b (``shift``)."""
 
     curvature: float
     shift: float
 
     def error(self, x: torch.Tensor) -> torch.Tensor:
-        """‖∇F(x)‖²."""
+        """Return ‖∇F(x)‖²."""
         return x.mul(SMOOTHNESS + self.curvature).sub_(self.shift).square_().sum(-1)
 
     @property
@@ -56,13 +60,14 @@ class Quadratic(NamedTuple):
 
 PAPER = Quadratic(curvature=1e4, shift=0.0)
 SHIFTED = Quadratic(curvature=1.0, shift=10.0)
+PROBLEMS = {"paper": PAPER, "shifted": SHIFTED}
 
 Method = Literal["vanilla", "momentum", "plan", "decreasing", "auto"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting; M and γ are ``None`` where they change on the way."""
+    """One setting; M and γ are ``None`` if they change during the run."""
 
     method: Method
     M: float | None
@@ -72,29 +77,29 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellResult(Cell):
-    """What a cell did at one noise level."""
+    """The result of a cell at one noise level."""
 
     sigma: float
     hit_share: float
-    """The share of seeds whose ‖∇F‖² was at or below the tolerance at some iteration."""
+    """The share of seeds that reached the tolerance: ‖∇F‖² was at or below it at some iteration."""
     median_samples: float | None
-    """Gradient samples until then, the median over seeds; ``None`` if fewer than half of them got there."""
+    """Gradient samples to reach it, the median over seeds; ``None`` if fewer than half did."""
     stationary: float
-    """Mean of ‖∇F‖² over seeds and the last tenth of the iterations."""
+    """The mean of ‖∇F‖² over seeds and the last tenth of the iterations."""
     closed_form: float | None
-    """What theory gives for that in the limit of many iterations; ``None`` where M and γ change."""
+    """The limit of that mean, from theory; ``None`` if M or γ change."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """‖∇F‖² at some iterations, which count from 1."""
+    """‖∇F‖² at some iterations, counted from 1."""
 
     iterations: NDArray[np.int64]
     one_run: NDArray[np.float64]
     mean: NDArray[np.float64]
 
     def thinned(self) -> Curve:
-        """Fewer points, evenly spaced on a logarithmic axis."""
+        """Return a curve with fewer points, evenly spaced on a logarithmic axis."""
         last = len(self.iterations) - 1
         kept = np.unique(np.round(np.geomspace(1, last + 1, CURVE_POINTS)).astype(np.int64) - 1)
         return Curve(self.iterations[kept], self.one_run[kept], self.mean[kept])
@@ -102,7 +107,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Results:
-    """The whole grid: results and curves in the same order."""
+    """The results of the whole grid; cells and curves are in the same order."""
 
     seeds: int
     iterations: int
@@ -111,23 +116,24 @@ class Results:
     curves: list[Curve]
 
     def find(self, method: Method, sigma: float, **settings: float) -> int:
-        """The index of the first cell with these settings."""
-        return self._indices(method, sigma, **settings)[0]
+        """Return the index of the first cell with these settings."""
+        return self.indices(method, sigma, **settings)[0]
 
     def best(self, method: Method, sigma: float, batch: int = 1) -> int:
-        """The index of the tuned cell: the one with the smallest error at the end."""
-        return min(self._indices(method, sigma, batch=batch), key=lambda i: self.cells[i].stationary)
+        """Return the index of the cell with the smallest final error."""
+        return min(self.indices(method, sigma, batch=batch), key=lambda i: self.cells[i].stationary)
 
-    def _indices(self, method: Method, sigma: float, **settings: float) -> list[int]:
+    def indices(self, method: Method, sigma: float, **settings: float) -> list[int]:
+        """Return the indices of all cells with these settings."""
         wanted = {"method": method, "sigma": sigma, **settings}
         return [i for i, cell in enumerate(self.cells) if wanted.items() <= asdict(cell).items()]
 
     def joined(self, other: Results) -> Results:
-        """These results and others on the same problem."""
+        """Return these results together with others on the same problem."""
         return Results(self.seeds, self.iterations, self.problem, self.cells + other.cells, self.curves + other.curves)
 
     def to_json(self) -> dict[str, Any]:
-        """Every number of the table, for programs."""
+        """Return all numbers of the table."""
         problem = {"dimension": DIMENSION, "smoothness": SMOOTHNESS, **self.problem._asdict(), "start": START}
         settings = {
             "seeds": self.seeds, "auto_seeds": AUTO_SEEDS, "iterations": self.iterations, "tolerance": TOLERANCE,
@@ -135,7 +141,7 @@ class Results:
         return {**problem, **settings, "cells": [asdict(cell) for cell in self.cells]}
 
     def to_record(self) -> dict[str, Any]:
-        """`to_json`, and curves with fewer points: all that a report needs."""
+        """Return all that a report needs: `to_json` and thinned curves."""
         thinned = [curve.thinned() for curve in self.curves]
         curves = [
             {"iterations": c.iterations.tolist(), "one_run": c.one_run.tolist(), "mean": c.mean.tolist()}
@@ -145,7 +151,7 @@ class Results:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Results:
-        """What `to_record` gave."""
+        """Invert `to_record`."""
         curves = [Curve(**{name: np.array(values) for name, values in curve.items()}) for curve in record["curves"]]
         cells = [CellResult(**cell) for cell in record["cells"]]
         problem = Quadratic(record["curvature"], record["shift"])
@@ -153,7 +159,7 @@ class Results:
 
 
 def grid(problem: Quadratic, iterations: int) -> list[tuple[Cell, tuple[float, ...]]]:
-    """All settings, and the σ that each is meant for: those of the paper's grids, and ours."""
+    """Return all settings, the paper's and ours, each with the noise levels σ it is run at."""
     cells = [Cell("momentum", M, gamma, batch=1) for M in M_GRID for gamma in GAMMA_GRID]
     cells += [Cell("vanilla", M, gamma=1.0, batch=batch) for M in M_GRID for batch in BATCHES]
     cells += [Cell("decreasing", DECREASING_M, None, batch=1)]
@@ -167,7 +173,7 @@ def grid(problem: Quadratic, iterations: int) -> list[tuple[Cell, tuple[float, .
 
 @one_thread()
 def run(
-    seeds: int = 50,
+    seeds: int = SEEDS,
     iterations: int = ITERATIONS,
     problem: Quadratic = PAPER,
     advance: Callable[[], None] = lambda: None,
@@ -175,10 +181,10 @@ def run(
     """Run the whole grid.
 
     Args:
-        seeds: independent runs per cell and noise level; all cells see the same noise, so that they compare in pairs.
+        seeds: independent runs per cell and noise level; all cells see the same noise, so that comparisons are paired.
         iterations: steps of each run.
         problem: `PAPER` or `SHIFTED`.
-        advance: called after each iteration of each of the `sweeps`, for a progress bar.
+        advance: called after every iteration of every sweep, for a progress bar.
 
     >>> results = run(seeds=2, iterations=100)
     >>> len(results.cells)
@@ -188,11 +194,11 @@ def run(
     noise = torch.Generator().manual_seed(0)
     one_run = torch.empty(iterations, len(cells), len(SIGMAS), dtype=torch.float64)
     mean = torch.zeros_like(one_run)
-    hits = torch.zeros_like(one_run)  # how many seeds are at or below the tolerance for the first time
+    hits = torch.zeros_like(one_run)  # number of seeds that first reach the tolerance at each iteration
     for first in range(0, seeds, SEEDS_AT_ONCE):
-        some = min(SEEDS_AT_ONCE, seeds - first)
-        waiting = torch.ones(len(cells), len(SIGMAS), some, dtype=torch.bool)
-        for k, errors in enumerate(_sweep(problem, [cell for cell, _ in cells], some, iterations, noise)):
+        count = min(SEEDS_AT_ONCE, seeds - first)
+        waiting = torch.ones(len(cells), len(SIGMAS), count, dtype=torch.bool)
+        for k, errors in enumerate(_sweep(problem, [cell for cell, _ in cells], count, iterations, noise)):
             if first == 0:
                 one_run[k] = errors[:, :, 0]
             mean[k] += errors.sum(-1) / seeds
@@ -206,20 +212,20 @@ def run(
         for j, sigma in enumerate(SIGMAS):
             if sigma in sigmas:
                 results.append(_result(problem, cell, sigma, hits[:, i, j], seeds, mean[:, i, j]))
-                counted = np.arange(1, iterations + 1)
-                curves.append(Curve(counted, one_run[:, i, j].numpy(), mean[:, i, j].numpy()))
+                steps = np.arange(1, iterations + 1)
+                curves.append(Curve(steps, one_run[:, i, j].numpy(), mean[:, i, j].numpy()))
     return Results(seeds, iterations, problem, results, curves)
 
 
 def sweeps(seeds: int) -> int:
-    """In how many goes `run` takes so many seeds, each of all iterations."""
+    """Return the number of sweeps over all iterations that `run` needs for this many seeds."""
     return -(-seeds // SEEDS_AT_ONCE)
 
 
 def _sweep(
     problem: Quadratic, cells: list[Cell], seeds: int, iterations: int, noise: torch.Generator
 ) -> Iterator[torch.Tensor]:
-    """Take the steps of `ProxSGD` in all cells, for all σ and seeds, and yield ‖∇F‖² after each."""
+    """Run all cells at all noise levels with this many seeds; yield ‖∇F‖² after every iteration."""
     x = torch.full((len(cells), len(SIGMAS), seeds, DIMENSION), START, dtype=torch.float64)
     deviations = torch.tensor(
         [[sigma / math.sqrt(cell.batch * DIMENSION) for sigma in SIGMAS] for cell in cells], dtype=torch.float64
@@ -228,15 +234,28 @@ def _sweep(
     gamma = torch.tensor([cell.gamma or math.nan for cell in cells], dtype=torch.float64)
     decreasing = gamma.isnan()
     deviations, lr, weight = deviations[:, :, None, None], lr[:, None, None, None], gamma[:, None, None, None]
-    shrinkage = 1 + lr * problem.curvature
     average, gradient = torch.empty_like(x), torch.empty_like(x)
     for k in range(iterations):
         torch.mul(torch.randn(seeds, DIMENSION, generator=noise, dtype=torch.float64), deviations, out=gradient)
         gradient.add_(x, alpha=SMOOTHNESS).sub_(problem.shift)
-        weight[decreasing] = 1 / (k + 1)  # γ_{k−1} = 1/(k + 1) weighs the gradient that arrives at step k
-        average = average.copy_(gradient) if k == 0 else average.lerp_(gradient, weight)
-        x.addcmul_(average, lr, value=-1).div_(shrinkage)
+        weight[decreasing] = 1 / (k + 1)  # γ_{k−1} = 1/(k + 1) is the weight of the gradient at step k
+        if k == 0:
+            average.copy_(gradient)  # so that m₀ = g₀
+        _step(x, average, gradient, weight, lr, problem)
         yield problem.error(x)
+
+
+def _step(
+    x: torch.Tensor,
+    average: torch.Tensor,
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    lr: torch.Tensor,
+    problem: Quadratic,
+) -> None:
+    """Take a step of `ProxSGD` in place, with a weight γ and an lr per cell: average, move, prox of a/2·‖x‖²."""
+    average.lerp_(gradient, weight)
+    x.addcmul_(average, lr, value=-1).div_(1 + lr * problem.curvature)
 
 
 @one_thread()
@@ -246,11 +265,13 @@ def run_auto(
     problem: Quadratic = PAPER,
     advance: Callable[[], None] = lambda: None,
 ) -> Results:
-    """`AutoProxSGD`, which needs no setting; its second evaluations count as samples, and the curve waits for them.
+    """Run `AutoProxSGD`, which has no settings to tune.
+
+    Where a step evaluates its sample twice, both evaluations count, and the curve is constant over them.
 
     Args:
-        seeds, iterations, problem: as for `run`; iterations are samples here.
-        advance: called after each run of a seed at a noise level.
+        seeds, iterations, problem: as for `run`, with one iteration per evaluation.
+        advance: called after every run.
     """
     results, curves = [], []
     for sigma in SIGMAS:
@@ -266,7 +287,7 @@ def run_auto(
 
 
 def _auto_errors(problem: Quadratic, sigma: float, seed: int, samples: int) -> torch.Tensor:
-    """‖∇F‖² after each sample of one run."""
+    """Return ‖∇F‖² after each sample of one run."""
     x = Parameter(torch.full((DIMENSION,), START, dtype=torch.float64))
     optimizer = AutoProxSGD([x], SquaredL2(problem.curvature))
     generator = torch.Generator().manual_seed(seed)
@@ -290,8 +311,9 @@ def _auto_errors(problem: Quadratic, sigma: float, seed: int, samples: int) -> t
 def _result(
     problem: Quadratic, cell: Cell, sigma: float, hits: torch.Tensor, seeds: int, mean: torch.Tensor
 ) -> CellResult:
+    """Summarise one cell from the number of first hits and the mean error at each iteration."""
     arrived = hits.cumsum(0)
-    half = int((arrived < (seeds + 1) // 2).sum())  # iterations before half of the seeds have arrived
+    half = int((arrived < (seeds + 1) // 2).sum())  # iterations before half of the seeds have reached the tolerance
     closed_form = None
     if cell.M is not None and cell.gamma is not None:
         closed_form = theory.quadratic_floor(
@@ -305,3 +327,42 @@ def _result(
         stationary=float(mean[-max(len(mean) // 10, 1) :].mean()),
         closed_form=closed_form,
     )
+
+
+class Synthetic(Experiment):
+    """The experiment of section 8.1, and the same on the shifted quadratic."""
+
+    name = "synthetic"
+    title = "A noisy quadratic (section 8.1)"
+
+    def check(self, options: Options) -> None:
+        """Do nothing: the experiment needs no data."""
+
+    def arguments(self, options: Options) -> list[str]:
+        return [] if options.seeds is None else [f"--seeds {options.seeds}"]
+
+    def conditions(self, options: Options) -> dict[str, Any]:
+        return {"seeds": options.seeds or SEEDS}
+
+    def run(self, options: Options, store: Store, progress: Progress) -> None:
+        seeds = options.seeds or SEEDS
+        auto_runs = AUTO_SEEDS * len(SIGMAS)
+        share = ITERATIONS // auto_runs  # on the progress bar, all runs of `AutoProxSGD` count as one sweep
+        total = len(PROBLEMS) * (sweeps(seeds) * ITERATIONS + auto_runs * share)
+        for name, problem in PROBLEMS.items():
+            key = f"{self.name}-{name}"
+            if store.record(key) is None:
+                results = run(seeds, ITERATIONS, problem, lambda: progress(1, total))
+                auto = run_auto(AUTO_SEEDS, ITERATIONS, problem, lambda: progress(share, total))
+                store.finish(key, results.joined(auto).to_record())
+            else:
+                progress(total // len(PROBLEMS), total)
+
+    def results(self, store: Store) -> tuple[Section, dict[str, Any]] | None:
+        paper, shifted = (store.record(f"{self.name}-{name}", Results.from_record) for name in PROBLEMS)
+        if paper is None or shifted is None:
+            return None
+        from proxmo.experiments.synthetic_report import section  # imports matplotlib
+
+        numbers = {**paper.to_json(), "shifted": shifted.to_json()}
+        return section(paper, shifted, store.settings(self.name)), numbers

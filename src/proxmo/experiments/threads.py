@@ -1,4 +1,4 @@
-"""How many threads an experiment uses."""
+"""The number of threads that an experiment uses."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run a block, or a decorated function, on one thread, the usual number afterwards.
+    """Run a block or a decorated function on one thread, then restore the number of threads.
 
-    Experiments on small tensors gain nothing from more, and lose much where another process competes for the cores.
+    Experiments on small tensors gain nothing from more threads, and slow down when other processes compete for cores.
 
-    >>> usual = torch.get_num_threads()
+    >>> before = torch.get_num_threads()
     >>> with one_thread():
     ...     torch.get_num_threads()
     1
-    >>> torch.get_num_threads() == usual
+    >>> torch.get_num_threads() == before
     True
     """
-    usual = torch.get_num_threads()
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(usual)
+        torch.set_num_threads(before)

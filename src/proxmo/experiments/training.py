@@ -1,4 +1,4 @@
-"""Training runs that can be stopped at any moment and go on to the same result."""
+"""Training runs that can be interrupted at any time and resumed to the same result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVALUATION_BATCH = 1000
 
 @dataclass(frozen=True)
 class Setting:
-    """What determines a training run, but for the data and the method."""
+    """What determines a training run, apart from the data and the method."""
 
     lr: float
     momentum: float
@@ -36,18 +36,18 @@ class Setting:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What was measured at the end of an epoch."""
+    """The measurements after an epoch."""
 
     train_loss: float
-    """Mean of f over the mini-batches of the epoch."""
+    """The mean of f over the mini-batches of the epoch."""
     test_loss: float
     test_accuracy: float
     penalty: float
-    """ψ, if its value is known."""
+    """The value of ψ, or 0 if it is unknown."""
     zero_weights: float
-    """The share of the penalised weights that are zero."""
+    """The share of penalised weights that are zero."""
     zero_channels: float
-    """The share of their output channels that are zero."""
+    """The share of penalised output channels that are zero."""
 
     @property
     def objective(self) -> float:
@@ -61,7 +61,7 @@ class Record:
 
     setting: Setting
     epochs: list[Epoch]
-    """All of them, or those before it diverged."""
+    """All epochs, or those before the run diverged."""
     diverged: bool
     seconds: float
 
@@ -75,12 +75,12 @@ class Record:
 
     @property
     def last(self) -> Epoch:
-        """The end of a run that did not diverge."""
+        """The last epoch of a run that did not diverge."""
         return self.epochs[-1]
 
 
 class Trainer(ABC):
-    """A network and its optimizer, trained epoch by epoch; a subclass says how.
+    """A network and its optimizer; subclasses define how to train an epoch.
 
     Args:
         setting: what determines the run.
@@ -89,7 +89,7 @@ class Trainer(ABC):
     """
 
     def __init__(self, setting: Setting, images: Images, device: str) -> None:
-        if setting.width < 8:  # with channels last, torch 2.13's CPU convolutions of fewer channels corrupt memory
+        if setting.width < 8:  # torch 2.13 corrupts memory in narrower channels-last CPU convolutions
             raise ValueError(f"width must be an integer >= 8, got {setting.width}")
         self.setting, self.images, self.device = setting, images, device
         with torch.random.fork_rng():
@@ -102,43 +102,43 @@ class Trainer(ABC):
 
     @abstractmethod
     def train_epoch(self) -> float:
-        """Train for one epoch, and return the mean training loss."""
+        """Train for one epoch and return the mean training loss."""
 
     @abstractmethod
     def measures(self) -> dict[str, float]:
-        """``penalty``, ``zero_weights`` and ``zero_channels`` of an `Epoch`."""
+        """Return ``penalty``, ``zero_weights`` and ``zero_channels`` of an `Epoch`."""
 
     @abstractmethod
     def parts(self) -> dict[str, Any]:
-        """What changes besides the network and the generator: things with ``state_dict`` and ``load_state_dict``."""
+        """Return the stateful objects other than the network and the generator; each has a ``state_dict``."""
 
     def state(self) -> dict[str, Any]:
-        """All that changes, as plain data and tensors."""
+        """Return the complete state as plain data and tensors."""
         parts = {"network": self.network, **self.parts()}
         return {**{name: part.state_dict() for name, part in parts.items()}, "generator": self.generator.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go back to a state."""
+        """Restore a state."""
         for name, part in {"network": self.network, **self.parts()}.items():
             part.load_state_dict(state[name])
         self.generator.set_state(state["generator"])
 
     @torch.no_grad()
     def test(self) -> tuple[float, float]:
-        """Loss and accuracy on the test images."""
+        """Return loss and accuracy on the test images."""
         self.network.eval()
-        loss, right, count = 0.0, 0, 0
+        loss, correct, count = 0.0, 0, 0
         for inputs, labels in plain_batches(self.images, self.images.test, EVALUATION_BATCH, self.device):
             scores = self.model(inputs)
             loss += float(functional.cross_entropy(scores, labels)) * len(labels)
-            right += int((scores.argmax(1) == labels).sum())
+            correct += int((scores.argmax(1) == labels).sum())
             count += len(labels)
         self.network.train()
-        return loss / count, right / count
+        return loss / count, correct / count
 
 
 def _next_epoch(trainer: Trainer) -> Epoch | None:
-    """Train and measure; ``None`` if numbers are no longer finite."""
+    """Train and measure one epoch; return ``None`` if a number is not finite."""
     try:
         train_loss = trainer.train_epoch()
     except FloatingPointError:
@@ -149,7 +149,7 @@ def _next_epoch(trainer: Trainer) -> Epoch | None:
 
 
 class MixedPrecision(nn.Module):
-    """A network in bfloat16 where the hardware computes in it, which elsewhere would be slower; scores in float32."""
+    """Run a network in bfloat16 if the hardware supports it (it is slower elsewhere); return float32 scores."""
 
     def __init__(self, network: nn.Module, device: str) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class MixedPrecision(nn.Module):
 
 
 def has_fast_bfloat16(device: str) -> bool:
-    """Whether bfloat16 is computed in hardware there."""
+    """Return whether the device computes bfloat16 in hardware."""
     if device.startswith("cuda"):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     has_mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -171,7 +171,7 @@ def has_fast_bfloat16(device: str) -> bool:
 
 
 def run_name(experiment: str, setting: Setting) -> str:
-    """A name for the files of a run: readable, and distinct for every setting.
+    """Return a readable file name for a run, unique for each setting.
 
     >>> run_name("regularized", Setting(lr=0.1, momentum=0.9, batch=256, epochs=10, width=8, seed=0))
     'regularized-batch256-lr0.1-momentum0.9-seed0-129cf5'
@@ -184,20 +184,20 @@ def run_name(experiment: str, setting: Setting) -> str:
 def train(
     make: Callable[[], Trainer], experiment: str, setting: Setting, store: Store, advance: Callable[[int], None]
 ) -> Record:
-    """The record of a run: from the store if it is finished, otherwise trained on from its last checkpoint.
+    """Return the record of a run; if it is not in the store, train from the last checkpoint or from the start.
 
     Args:
-        make: makes the trainer at its start.
-        experiment: the first part of the name of the run.
-        setting: of the run.
-        store: where records and checkpoints are.
-        advance: told how many epochs are done since the last call.
+        make: makes a new trainer.
+        experiment: the prefix of the name of the run.
+        setting: the setting of the run.
+        store: holds records and checkpoints.
+        advance: called with the number of epochs done since the last call.
     """
     name = run_name(experiment, setting)
-    known: Record | None = store.record(name, Record.from_json)
-    if known is not None:
+    finished: Record | None = store.record(name, Record.from_json)
+    if finished is not None:
         advance(setting.epochs)
-        return known
+        return finished
     trainer = make()
     epochs: list[Epoch] = []
     seconds = 0.0
@@ -209,12 +209,12 @@ def train(
             epochs = [Epoch(**epoch) for epoch in checkpoint["epochs"]]
             seconds = checkpoint["seconds"]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise store.damaged(name, f"it does not fit: {error}") from error
+            raise store.damaged(name, f"it does not match: {error}") from error
         advance(len(epochs))
     while len(epochs) < setting.epochs:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         epoch = _next_epoch(trainer)
-        seconds += time.perf_counter() - begun
+        seconds += time.perf_counter() - start
         if epoch is None:
             diverged = True
             advance(setting.epochs - len(epochs))

@@ -1,7 +1,7 @@
-"""Every statement of the theory put to the test: what was observed beside what was promised.
+"""Numerical checks of every statement of the theory.
 
-Inequalities between expectations are checked with the exact moments on the quadratic, at every step and for several M;
-bounds of the theorems by Monte Carlo on a non-convex regression with ℓ1 and ℓ∞,1, where all constants are known.
+Inequalities between expectations are checked with exact moments on the quadratic, at every step and for several M. The
+bounds of the theorems are checked by Monte Carlo on a non-convex regression with ℓ1 or ℓ∞,1 and known constants.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LABELS = {"l1": "ℓ1", "linf1": "ℓ∞,1"}
 
 @dataclass(frozen=True)
 class Check:
-    """One statement: ``observed`` must not exceed ``bound``."""
+    """A statement that ``observed`` does not exceed ``bound``."""
 
     statement: str
     where: str
@@ -35,17 +35,17 @@ class Check:
 
     @property
     def slack(self) -> float:
-        """How many times the bound is larger than what was observed."""
+        """The ratio of the bound to the observed value."""
         return self.bound / self.observed if self.observed else math.inf
 
     @property
     def holds(self) -> bool:
-        """Whether it is so, up to rounding."""
+        """Whether the statement holds, up to rounding."""
         return self.observed <= self.bound * (1 + 1e-9) + 1e-12
 
 
 def all_checks(horizon: int = 500) -> list[Callable[[], list[Check]]]:
-    """All checks, each a function to call, so that a progress bar can show how far it is."""
+    """Return all checks as functions to call, so that a progress bar can follow them."""
     exact = [name for name, row in REGIMES.items() if row.inexact_ratio is None]
     inexact = [name for name, row in REGIMES.items() if row.inexact_ratio is not None]
     return [
@@ -72,7 +72,7 @@ def _moments(rates: Callable[[int], Rates], horizon: int, start: float = START) 
 
 
 def _tightest(statement: str, where: str, pairs: Iterator[tuple[float, float]]) -> Check:
-    """Of many instances (observed, bound) the one with the least slack."""
+    """Return the instance with the least slack out of many pairs (observed, bound)."""
 
     def room(pair: tuple[float, float]) -> float:
         observed, bound = pair
@@ -84,7 +84,7 @@ def _tightest(statement: str, where: str, pairs: Iterator[tuple[float, float]]) 
 
 
 def _lemmas() -> list[Check]:
-    """The three inequalities that the paper's proof is made of, each rearranged so that both sides are positive:
+    """Check the three inequalities of the paper's proof, rearranged so that both sides are positive:
 
     Δ⁺ ≤ (1−γ)Δ + (L²/γ)R + γ²σ²,  F⁺ + (M−L)/4·R ≤ F + Δ/(M−L)  and  E‖∇F⁺‖² ≤ 3(M²+L²)R + 3Δ.
     """
@@ -123,7 +123,7 @@ def _potential(name: str, moments: Moments) -> list[float]:
 
 
 def _descent_of_potentials() -> list[Check]:
-    """c·E‖∇F⁺‖² ≤ Φ − Φ⁺ + (α/L)γ²σ² in every step, for each regime, several M and several ψ."""
+    """Check c·E‖∇F⁺‖² ≤ Φ − Φ⁺ + (α/L)γ²σ² at every step, for each regime and several M."""
     found = []
     for name, row in REGIMES.items():
 
@@ -134,8 +134,8 @@ def _descent_of_potentials() -> list[Check]:
                 moments = _moments(_constant(M, gamma), 200)
                 phi = _potential(name, moments)
                 for k in range(200):
-                    fallen = phi[k] - phi[k + 1] + row.noise(M, L, VARIANCE)
-                    yield row.decrease(M, L) * moments.gradient[k + 1], fallen
+                    decrease = phi[k] - phi[k + 1] + row.noise(M, L, VARIANCE)
+                    yield row.decrease(M, L) * moments.gradient[k + 1], decrease
 
         found.append(_tightest(f"{name}: descent of Φ", "quadratic", pairs()))
     return found
@@ -147,7 +147,7 @@ def _plan(name: str, horizon: int) -> Plan:
 
 
 def _quadratic_guarantees(horizon: int) -> list[Check]:
-    """The planned runs in exact moments: the mean of E‖∇F‖², and of the momentum error where the regime bounds it."""
+    """Check the planned runs with exact moments: the mean of E‖∇F‖², and of the momentum error if it has a bound."""
     found = []
     for name in REGIMES:
         plan = _plan(name, horizon)
@@ -162,7 +162,7 @@ def _quadratic_guarantees(horizon: int) -> list[Check]:
 
 
 def _lower_bound_of_vanilla() -> list[Check]:
-    """Proposition 1: started at the solution or anywhere, no M ≤ a brings vanilla below σ²/4, not even once."""
+    """Check Proposition 1: from any start and for any M ≤ a, vanilla never gets below σ²/4."""
 
     def pairs() -> Iterator[tuple[float, float]]:
         for start in (0.0, START):
@@ -174,24 +174,24 @@ def _lower_bound_of_vanilla() -> list[Check]:
 
 
 def _inexact_guarantees(name: str, kind: str, horizon: int) -> list[Check]:
-    """A prox that misses: x⁺ = prox(x − (m − w)/M) has ∇Ω(x⁺) = w, random with ‖w‖² = S.
+    """Check an inexact prox: x⁺ = prox(x − (m − w)/M) has ∇Ω(x⁺) = w, for a random w with ‖w‖² = S.
 
-    Where the regime asks for a monotone prox, runs in which that would raise Ω take the exact step.
+    If the regime needs a monotone prox, runs where this step would increase Ω take the exact step instead.
     """
     problem = RobustRegression(kind, kind, batch=8)
     plan = _regression_plan(name, problem, horizon)
-    missed = 1e-3
+    squared_error = 1e-3
     generator = torch.Generator().manual_seed(0)
     x, m, total = problem.start(RUNS), None, 0.0
     for _ in range(horizon):
         g = problem.gradient(x, problem.sample(RUNS, generator))
         m = g if m is None else torch.lerp(m, g, plan.gamma)
         error = torch.randn(x.shape, generator=generator, dtype=x.dtype)
-        w = error * (math.sqrt(missed) / error.square().flatten(1).sum(1).sqrt())[:, None, None]
+        w = error * (math.sqrt(squared_error) / error.square().flatten(1).sum(1).sqrt())[:, None, None]
         moved = problem.penalty.prox(x - plan.lr * (m - w), plan.lr)
         if not name.startswith("convex"):
-            raises = _subproblem(problem, plan.M, m, x, moved) > _subproblem(problem, plan.M, m, x, x)
-            w = torch.where(raises[:, None, None], 0.0, w)
+            increases = _subproblem(problem, plan.M, m, x, moved) > _subproblem(problem, plan.M, m, x, x)
+            w = torch.where(increases[:, None, None], 0.0, w)
             moved = problem.penalty.prox(x - plan.lr * (m - w), plan.lr)
         subgradient = w - m - plan.M * (moved - x)
         x = moved
@@ -203,14 +203,14 @@ def _inexact_guarantees(name: str, kind: str, horizon: int) -> list[Check]:
         noise_variance=problem.noise_variance,
         phi0=plan.phi0,
         horizon=horizon,
-        inexactness=missed,
+        inexactness=squared_error,
     )
-    where = f"{LABELS[kind]}, S={missed:g}"
+    where = f"{LABELS[kind]}, S={squared_error:g}"
     return [Check(f"{name}: mean E‖∇F‖²", where, total / horizon, bound)]
 
 
 def _subproblem(problem: RobustRegression, M: float, m: Tensor, x: Tensor, u: Tensor) -> Tensor:
-    """Ω(u) = <m, u> + ψ(u) + (M/2)‖u − x‖², per run."""
+    """Return Ω(u) = <m, u> + ψ(u) + (M/2)‖u − x‖², per run."""
     penalties = torch.stack([problem.penalty.value(one.unsqueeze(0)) for one in u])
     return (m * u + M / 2 * (u - x).square()).flatten(1).sum(1) + penalties
 
@@ -290,7 +290,7 @@ def _hybrid_guarantee(kind: str, horizon: int) -> list[Check]:
 
 
 def _closure(problem: RobustRegression, x: Parameter, sample: Tensor | None) -> Callable[[], None]:
-    """The gradient on a sample, or without one the full gradient."""
+    """Return a closure that sets the gradient on a sample, or the full gradient without one."""
 
     def closure() -> None:
         point = x.detach()
@@ -302,7 +302,7 @@ def _closure(problem: RobustRegression, x: Parameter, sample: Tensor | None) -> 
 def _run_regression(
     problem: RobustRegression, rates: Callable[[int], Rates], horizon: int
 ) -> tuple[list[float], list[float]]:
-    """E‖∇F(x_k)‖² for k = 1 … K with the certified subgradient, and E‖m_k − ∇f(x_k)‖² for k = 0 … K − 1."""
+    """Return E‖∇F(x_k)‖² for k = 1 … K, with the certified subgradient, and E‖m_k − ∇f(x_k)‖² for k = 0 … K − 1."""
     x = Parameter(problem.start(RUNS))
     optimizer = ProxSGD([x], penalty=problem.penalty)
     optimizer.certify = True

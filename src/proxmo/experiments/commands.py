@@ -1,0 +1,254 @@
+"""The subcommands of the command `proxmo`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import proxmo
+from proxmo import theory
+from proxmo.experiments.data import LOADERS, DataError, default_root
+from proxmo.experiments.experiment import Options
+from proxmo.experiments.fetch import fetch_cifar10
+from proxmo.experiments.report import Claim
+from proxmo.experiments.reproduction import EXPERIMENTS
+from proxmo.experiments.reproduction import reproduce as run
+from proxmo.experiments.store import StoreError
+from proxmo.experiments.threads import one_thread
+from proxmo.experiments.verification import RUNS, Check, all_checks
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"proxmo {proxmo.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Proximal optimization for PyTorch."""
+
+
+class ExperimentOption(str, Enum):
+    """One member per experiment, and one for all of them."""
+
+    _ignore_ = "option"
+    for option in EXPERIMENTS:
+        vars()[option] = option
+    all = "all"
+
+
+class PresetOption(str, Enum):
+    """The sizes of the training experiments."""
+
+    quick = "quick"
+    paper = "paper"
+
+
+class DataOption(str, Enum):
+    """One member per data set."""
+
+    _ignore_ = "option"
+    for option in LOADERS:
+        vars()[option] = option
+
+
+class FetchOption(str, Enum):
+    """The data sets that can be fetched."""
+
+    cifar10 = "cifar10"
+
+
+@app.command()
+def reproduce(
+    context: typer.Context,
+    experiment: Annotated[
+        ExperimentOption, typer.Argument(help="Which experiment of the paper to run.")
+    ] = ExperimentOption.all,
+    preset: Annotated[
+        PresetOption, typer.Option(help="quick: minutes on a laptop. paper: days without an accelerator.")
+    ] = PresetOption.quick,
+    data: Annotated[
+        DataOption | None,
+        typer.Option(help="Images to train on. Default: the built-in digits, or cifar10 with --preset paper."),
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the images, if not the default one.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Independent runs. Default: 50 on the quadratic (always 3 of AutoProxSGD), 3 of networks."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the report and the numbers.")] = Path("proxmo-results"),
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, …")] = "cpu",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the runs in the folder.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")] = False,
+) -> None:
+    """Run the experiments of the paper, and write a report of what agrees with it and what does not."""
+    context.with_resource(_temporary_matplotlib_folder())
+    chosen = EXPERIMENTS.values() if experiment is ExperimentOption.all else [EXPERIMENTS[experiment.value]]
+    images = data.value if data else "cifar10" if preset is PresetOption.paper else "digits"
+    options = Options(preset.value, images, root, seeds, _check_device(device))
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, console=console, disable=quiet) as progress:
+            tasks: dict[str, TaskID] = {}
+
+            def bar(name: str, done: int, total: int) -> None:
+                if name not in tasks:
+                    tasks[name] = progress.add_task(name, total=total)
+                progress.update(tasks[name], total=total, advance=done)
+
+            outcome = run(chosen, options, out, bar, resume=resume)
+    except (DataError, StoreError) as error:
+        _fail(error)
+    for section in outcome.sections:
+        console.print(claims_table(section.title, section.claims))
+    typer.echo(f"numbers: {outcome.numbers}\nreport:  {outcome.report}")
+
+
+@app.command()
+def data(
+    name: Annotated[FetchOption, typer.Argument(help="The data set.")],
+    root: Annotated[Path | None, typer.Option(help="Target folder. Default: $PROXMO_DATA or the user's cache.")] = None,
+) -> None:
+    """Fetch a data set, and check each file against the md5 of the original."""
+    try:
+        fetch_cifar10(root or default_root(), typer.echo)
+    except (DataError, StoreError, OSError) as error:
+        _fail(error)
+
+
+@app.command()
+def plan(
+    smoothness: Annotated[float, typer.Option(help="L, the smoothness of f.")],
+    noise_variance: Annotated[float, typer.Option(help="σ², the total variance of a gradient sample.")],
+    initial_gap: Annotated[float, typer.Option(help="F(x₀) − F*, or a bound on it.")],
+    horizon: Annotated[int | None, typer.Option(help="Number of steps. Default: 10000 if no target is given.")] = None,
+    target: Annotated[float | None, typer.Option(help="Largest acceptable mean of ‖∇F‖².")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in the first gradient.")] = 1,
+) -> None:
+    """Show the lr and momentum of theory in each of its regimes, and what they guarantee."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("regime", no_wrap=True)
+    for column in ("lr", "1−momentum", "steps", "‖∇F‖²≤", "‖m−∇f‖²≤", "prox err."):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name in theory.REGIMES:
+        try:
+            found = theory.plan(
+                name,
+                smoothness=smoothness,
+                noise_variance=noise_variance,
+                initial_gap=initial_gap,
+                horizon=horizon,
+                target=target,
+                batch=batch,
+            )
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        table.add_row(
+            name,
+            f"{found.lr:.2g}",
+            f"{found.gamma:.2g}",
+            f"{found.horizon:,}" if found.horizon < 1e7 else f"{found.horizon:.2e}",
+            f"{found.guarantee:.2g}",
+            "" if found.variance_guarantee is None else f"{found.variance_guarantee:.2g}",
+            "" if found.inexactness is None else f"{found.inexactness:.2g}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        "With an exact prox, use convex if ψ is convex, else monotone; the paper's rows are for comparison. Inexact "
+        "rows allow a squared prox error in each step. All bounds hold for every problem with these constants.",
+        highlight=False,
+    )
+
+
+@app.command()
+def verify(
+    horizon: Annotated[int, typer.Option(min=10, help="Steps of each Monte Carlo run.")] = 500,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
+) -> None:
+    """Check every bound numerically (about 20 seconds)."""
+    console = Console()
+    found: list[Check] = []
+    with one_thread(), Progress(console=console, disable=quiet) as progress:
+        for check in progress.track(all_checks(horizon), description="checks"):
+            found += check()
+    table = Table(
+        title="left ≤ right in every row; slack is right/left",
+        caption="Left is the observed value (for vanilla: σ²/4), right the bound. quadratic: exact, "
+        "the tightest of all steps and settings. ℓ1 and ℓ∞,1: a non-convex regression, means of "
+        f"{RUNS} runs of {horizon} steps. S: squared error of an inexact prox. docs/theory.md has the details.",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("statement", no_wrap=True)
+    table.add_column("where", no_wrap=True)
+    for column in ("left", "right", "slack", "ok"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found:
+        numbers = (f"{one.observed:.3g}", f"{one.bound:.3g}", f"{one.slack:.3g}")
+        table.add_row(one.statement, one.where, *numbers, "yes" if one.holds else "NO")
+    console.print(table)
+    if not all(one.holds for one in found):
+        raise typer.Exit(code=1)
+
+
+def claims_table(title: str, claims: list[Claim]) -> Table:
+    """Return a table of the paper's statements and the measurements."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("statement", "paper", "measured", ""):
+        table.add_column(column)
+    for claim in claims:
+        table.add_row(claim.statement, claim.paper, claim.measured, "✓" if claim.agrees else "✗")
+    return table
+
+
+@contextmanager
+def _temporary_matplotlib_folder() -> Iterator[None]:
+    """Keep matplotlib from writing its font cache to the user's folders on import: only --out may be written to."""
+    if "MPLCONFIGDIR" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MPLCONFIGDIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["MPLCONFIGDIR"]
+
+
+def _fail(error: Exception) -> NoReturn:
+    """Print the error without a traceback and exit."""
+    typer.secho(f"proxmo: {error}", fg="red", err=True)
+    raise typer.Exit(code=1) from error
+
+
+def _check_device(device: str) -> str:
+    """Return the normalised name of a device, or raise if it cannot be used."""
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # the type depends on the device and on how torch was built
+        reason = str(error).splitlines()[0]
+        raise typer.BadParameter(f"{device!r} cannot be used here: {reason}", param_hint="--device") from error
+    return "cpu" if torch.device(device).type == "cpu" else device

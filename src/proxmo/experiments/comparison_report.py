@@ -1,0 +1,165 @@
+"""The section of a training experiment in the report: claims, a figure and a table."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import mean
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+from proxmo.experiments.comparison import TEST_ACCURACY, TRAIN_LOSS, Comparison, Measure
+from proxmo.experiments.figures import FAINT, METHOD_COLOURS, in_ink, panels, to_svg, with_legend
+from proxmo.experiments.report import Claim, NumberTable, Picture, Section
+from proxmo.experiments.training import Record, Setting
+
+SMOOTH_FROM = 8  # epochs; the second half of a shorter run is too short to judge smoothness
+
+
+def section(comparison: Comparison, data: str, settings: dict[str, str]) -> Section:
+    """Return the section of a training experiment."""
+    experiment = comparison.experiment
+    setting = comparison.records[0].setting
+    picture = Picture(
+        to_svg(draw(comparison), experiment.name),
+        "Mean and standard deviation over seeds at batch size "
+        f"{comparison.batches[0]}. Each method is tuned by training loss over the settings in the table below.",
+    )
+    return Section(
+        experiment.name,
+        experiment.title,
+        f"ResNet-18 of base width {setting.width} on {data}, {setting.epochs} epochs. {experiment.text}",
+        [picture],
+        claims(comparison),
+        [_table(comparison)],
+        settings,
+    )
+
+
+def claims(comparison: Comparison) -> list[Claim]:
+    """Compare with the paper: momentum is ahead at the paper's setting and when tuned, and which lr is best."""
+    experiment = comparison.experiment
+    batch = comparison.batches[0]
+    pairs = [("each tuned", comparison.tuned(batch, vanilla=True), comparison.tuned(batch, vanilla=False))]
+    at_paper = {r.setting.momentum: r.setting for r in comparison.matching(batch=batch, lr=experiment.paper_lr, seed=0)}
+    if 0.0 in at_paper and 0.9 in at_paper:
+        pairs.insert(0, (f"lr = {experiment.paper_lr:g}, momentum 0.9", at_paper[0.0], at_paper[0.9]))
+    found = []
+    for where, vanilla, momentum in pairs:
+        found += [
+            _ahead(comparison, TRAIN_LOSS, where, vanilla, momentum, less_is_better=True),
+            _ahead(comparison, TEST_ACCURACY, where, vanilla, momentum, less_is_better=False),
+        ]
+    where, vanilla, momentum = pairs[0]
+    if vanilla.epochs >= SMOOTH_FROM:
+        found.append(_smoother(comparison, where, vanilla, momentum))
+    if len(comparison.batches) > 1:
+        best = {size: lr for size in comparison.batches if (lr := experiment.paper_best_lr.get(size)) is not None}
+        found += [_best_setting(comparison, size, lr) for size, lr in best.items()]
+    return found
+
+
+def _ahead(
+    comparison: Comparison, measure: Measure, where: str, vanilla: Setting, momentum: Setting, *, less_is_better: bool
+) -> Claim:
+    ours, theirs = (comparison.summary(setting, measure.field) for setting in (momentum, vanilla))
+    measured = " against ".join("diverged" if found is None else found.text(measure.form) for found in (ours, theirs))
+    if ours is None or theirs is None:
+        better = ours is not None
+    else:
+        better = ours.mean < theirs.mean if less_is_better else ours.mean > theirs.mean
+    return Claim(f"{measure.column}: momentum is ahead ({where})", "yes", measured, better)
+
+
+def _smoother(comparison: Comparison, where: str, vanilla: Setting, momentum: Setting) -> Claim:
+    ours, theirs = (
+        None if any(run.diverged for run in runs) else mean(map(roughness, runs))
+        for runs in map(comparison.seeds, (momentum, vanilla))
+    )
+    return Claim(
+        f"test accuracy: momentum is smoother ({where}; back-and-forth per epoch in the second half)",
+        "yes",
+        " against ".join("diverged" if found is None else f"{found:.2%}" for found in (ours, theirs)),
+        ours is not None and (theirs is None or ours < theirs),
+    )
+
+
+def roughness(record: Record) -> float:
+    """Return the back-and-forth of test accuracy per epoch in the second half of a run: 0 if it only rises."""
+    accuracies = [epoch.test_accuracy for epoch in record.epochs[len(record.epochs) // 2 :]]
+    path = sum(abs(b - a) for a, b in pairwise(accuracies))
+    return (path - abs(accuracies[-1] - accuracies[0])) / (len(accuracies) - 1)
+
+
+def _best_setting(comparison: Comparison, batch: int, paper_lr: float) -> Claim:
+    best = comparison.tuned(batch, vanilla=False)
+    paper, measured = f"lr {paper_lr:g}, momentum 0.9", f"lr {best.lr:g}, momentum {best.momentum:g}"
+    statement = f"batch {batch}: best for momentum by training loss, one seed"
+    return Claim(statement, paper, measured, paper == measured)
+
+
+@in_ink
+def draw(comparison: Comparison) -> Figure:
+    """Draw each measure by epoch for both methods, tuned: the mean over seeds and the standard deviation."""
+    batch = comparison.batches[0]
+    settings = {
+        "momentum": comparison.tuned(batch, vanilla=False),
+        "vanilla": comparison.tuned(batch, vanilla=True),
+    }
+    measures = [measure for measure in comparison.experiment.measures if measure.panel]
+    figure, every = panels(len(measures), share_y=False)
+    for axes, measure in zip(every, measures, strict=True):
+        for method, setting in settings.items():
+            _draw_runs(axes, comparison, setting, measure, method)
+        axes.set(title=measure.panel, xlabel="epoch")
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        if measure.from_zero:
+            top = max(0.05, axes.get_ylim()[1])
+            axes.set_ylim(-0.03 * top, top)
+        if measure.log:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))  # the axis spans few decades
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.grid(alpha=0.3)
+    return with_legend(figure, every[0])
+
+
+def _draw_runs(axes: Axes, comparison: Comparison, setting: Setting, measure: Measure, method: str) -> None:
+    every = comparison.seeds(setting)
+    runs = [run for run in every if not run.diverged]
+    if not runs:
+        return
+    values = np.array([[getattr(epoch, measure.field) for epoch in run.epochs] for run in runs])
+    middle, spread = values.mean(0), values.std(0, ddof=1) if len(runs) > 1 else np.zeros(values.shape[1])
+    epochs = np.arange(1, values.shape[1] + 1)
+    label = f"{method}, lr {setting.lr:g}" + (f", momentum {setting.momentum:g}" if setting.momentum else "")
+    label += f" ({len(runs)} of {len(every)} seeds)" if len(runs) < len(every) else ""
+    axes.plot(epochs, middle, color=METHOD_COLOURS[method], linewidth=1.8, label=label)
+    axes.fill_between(epochs, middle - spread, middle + spread, color=METHOD_COLOURS[method], alpha=FAINT, linewidth=0)
+
+
+def _table(comparison: Comparison) -> NumberTable:
+    """Return the final measurements of every setting."""
+    settings = sorted(
+        {record.setting for record in comparison.records if record.setting.seed == 0},
+        key=lambda s: (-s.batch, s.momentum, -s.lr),
+    )
+    columns = ["method", "batch", "lr", "seeds", *(measure.column for measure in comparison.experiment.measures)]
+    return NumberTable("All settings", columns, [_row(comparison, setting) for setting in settings])
+
+
+def _row(comparison: Comparison, setting: Setting) -> list[str]:
+    def measured(measure: Measure) -> str:
+        found = comparison.summary(setting, measure.field)
+        return "diverged" if found is None else found.text(measure.form)
+
+    return [
+        f"momentum {setting.momentum:g}" if setting.momentum else "vanilla",
+        str(setting.batch),
+        f"{setting.lr:g}",
+        str(len(comparison.seeds(setting))),
+        *map(measured, comparison.experiment.measures),
+    ]
