@@ -127,6 +127,11 @@ def reshard_modules(model: nn.Module | None) -> None:
             module.reshard()
 
 
+def was_replaced(p: Tensor) -> bool:
+    """Whether `fully_shard` has put a sharded parameter in the place of ``p``, which then gets no more gradients."""
+    return hasattr(p, "_fsdp_orig_uid")
+
+
 def mark_written(tensors: Sequence[Tensor]) -> None:
     """Tell autograd that local shards were written to, so that what it saved of these tensors is stale."""
     if any_sharded(tensors):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import proxmo
 from proxmo.criteria import gradient_norm
+from proxmo.optim.base import apply_prox
 from proxmo.optim.units import Slice, joined, write_back
 
 WHOLE = None
@@ -206,16 +207,70 @@ def test_other_methods_have_units_too(method: type[proxmo.ProxOptimizer]) -> Non
     assert params[3][1] != 0
 
 
-def test_no_gradient_at_all_is_a_step_without_them_some_is_an_error() -> None:
-    params = make_params()
-    optimizer = make(params, proxmo.GroupL2(0.5))
+def test_units_without_any_gradient_sit_out() -> None:
+    params, together = make_params(), make_params()
+    optimizer = make(params, proxmo.GroupL2(0.5), lr=0.1)
     before = [p.detach().clone() for p in params]
     optimizer.step()
     assert all(torch.equal(p, old) for p, old in zip(params, before, strict=True))
-    params[1].grad = torch.ones(3, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match="gradients must be on all, or none"):
+    everything = make(together, proxmo.GroupL2(0.5), lr=0.1)
+    for step in range(3):
+        set_gradients(params, step)
+        set_gradients(together, step)
+        params[2].grad = params[3].grad = None  # all that the second family has
         optimizer.step()
-    assert all(torch.equal(p, old) for p, old in zip(params, before, strict=True))
+        everything.step()
+    assert torch.equal(params[2], before[2])
+    assert torch.equal(params[3], before[3])
+    for p, expected in zip(params[:2], together[:2], strict=True):
+        torch.testing.assert_close(p, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_parameter_without_gradient_is_left_out_of_its_units(fused: bool) -> None:
+    """A frozen bias stays, and the rest of the unit is one group."""
+    params, weight_only = make_params(), make_params()
+    optimizer = make(params, proxmo.GroupL2(2.0), lr=0.1, fused=fused)
+    alone = proxmo.ProxSGD([{"params": [weight_only[0]], "penalty": proxmo.GroupL2(2.0)}], lr=0.1)
+    before = params[1].detach().clone()
+    for step in range(3):
+        set_gradients(params, step)
+        weight_only[0].grad = params[0].grad.clone()  # type: ignore[union-attr]
+        params[1].grad = None
+        optimizer.step()
+        alone.step()
+    assert torch.equal(params[1], before)
+    torch.testing.assert_close(params[0], weight_only[0])
+
+
+def test_frozen_parameters_do_not_count() -> None:
+    layer = nn.Linear(4, 3)
+    units = (((0, 0, None), (1, 0, None)),)
+    group = {"params": list(layer.parameters()), "penalty": proxmo.GroupL2(1.0), "units": units}
+    optimizer = proxmo.ProxSGD([group])
+    layer.bias.requires_grad_(False)
+    with torch.no_grad():
+        layer.weight[0] = 0.0
+    assert optimizer.sparsity() == [proxmo.Sparsity(zeros=1 / 3, groups=1 / 3)]
+    torch.testing.assert_close(optimizer.penalty_value(), layer.weight.norm(dim=1).sum())
+    layer.weight.requires_grad_(False)
+    assert optimizer.penalty_value() == 0
+
+
+@pytest.mark.parametrize("per_unit", [False, True])
+def test_step_for_every_element_of_units(per_unit: bool) -> None:
+    """As adaptive methods ask for it: the steps of several tensors make up those of their units."""
+    points, penalty = make_params(), proxmo.GroupL2(1.3)
+    steps = [make_params(seed=5)[k].detach().exp() for k in range(4)]
+    if per_unit:
+        steps = [torch.rand(()).double().expand(p.shape) for p in points]
+    with torch.no_grad():
+        expected = [p.clone() for p in points]
+        for family in UNITS:
+            matrix = penalty.prox(joined(family, expected), joined(family, steps))
+            write_back(family, matrix, expected)
+        apply_prox(penalty, UNITS, points, steps)
+    assert all(torch.equal(p, wanted) for p, wanted in zip(points, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -226,8 +281,8 @@ def test_no_gradient_at_all_is_a_step_without_them_some_is_an_error() -> None:
         (proxmo.GroupL2(1.0), ((Slice(9, 0, None),),), "axis 0 of parameter 9"),
         (proxmo.GroupL2(1.0), ((Slice(1, 1, None),),), "axis 1 of parameter 1"),
         (proxmo.GroupL2(1.0), ((Slice(1, 0, ((3,),)),),), "beyond the size 3"),
-        (proxmo.GroupL2(1.0), ((Slice(0, 0, None), Slice(3, 0, None)),), r"as many in each.*\[3, 5\]"),
-        (proxmo.GroupL2(1.0), ((Slice(3, 0, ((0, 1), (2,))),),), "as many indices each in parameter 3"),
+        (proxmo.GroupL2(1.0), ((Slice(0, 0, None), Slice(3, 0, None)),), r"same number of units in each.*\[3, 5\]"),
+        (proxmo.GroupL2(1.0), ((Slice(3, 0, ((0, 1), (2,))),),), "same number of indices each in parameter 3"),
         (proxmo.GroupL2(1.0), ((Slice(3, 0, ((0,), (0,))),),), "some of parameter 3 twice"),
         (proxmo.GroupL2(1.0), ((Slice(0, 0, None),), (Slice(0, 1, None),)), "some of parameter 0 twice"),
         (proxmo.GroupL2(1.0), "abc", "families of .position, axis, indices."),

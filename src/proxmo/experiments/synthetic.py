@@ -255,7 +255,7 @@ def _step(
 ) -> None:
     """Take a step of `ProxSGD` in place, with a weight γ and an lr per cell: average, move, prox of a/2·‖x‖²."""
     average.lerp_(gradient, weight)
-    x.addcmul_(average, lr, value=-1).div_(1 + lr * problem.curvature)
+    SquaredL2(problem.curvature).prox_([x.addcmul_(average, lr, value=-1)], lr)
 
 
 @one_thread()

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of, refuse_nonfinite
+from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of, refuse_nonfinite, require_gradients
 from proxmo.optim.evaluation import Closure, Sample
 from proxmo.optim.options import Group
 from proxmo.penalties.base import Penalty
 from proxmo.secants import distance, mean_product, probe_length, square
 
-SAMPLES = 8  # gradients at the start, to know the noise before the first move
-WINDOW = 4  # steps in a row whose secants are taken together
+SAMPLES = 8  # gradients at the start, to estimate the noise before the first move
+WINDOW = 4  # consecutive steps whose secants are averaged
 
 
 class AutoProxSGD(ClosureOptimizer):
@@ -76,9 +76,16 @@ class AutoProxSGD(ClosureOptimizer):
             "secants": 0,
             "secant_squares": 0.0,
             "next_secant": 1,
+            "tuned_lr": 0.0,
         }
-        options = {"lr": 0.0, "momentum": 0.0, "penalty": penalty, "maximize": False, "foreach": None}
-        super().__init__(params, {**options, **estimates})
+        super().__init__(params, {"lr": 0.0, "momentum": 0.0, "penalty": penalty, **estimates})
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a parameter group, as for every torch optimizer; one with an lr or momentum of its own is refused."""
+        for name in ("lr", "momentum"):
+            if name in param_group and param_group[name] != 0:
+                raise ValueError(f"{name} is tuned by AutoProxSGD, the same for all groups, got {param_group[name]!r}")
+        super().add_param_group(param_group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if any("samples" not in group for group in state["param_groups"]):
@@ -87,9 +94,9 @@ class AutoProxSGD(ClosureOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
-        """Evaluate the closure and take a step, or, in the first calls, only learn from it.
+        """Evaluate the closure and take a step; the first calls only collect gradients.
 
-        If the closure raises, at whichever point, parameters and state are as they were.
+        If the closure raises, at either point, parameters and state are as they were.
 
         Args:
             closure: reevaluates the model on one sample, calls ``backward`` and returns the loss; it is called again at
@@ -99,7 +106,11 @@ class AutoProxSGD(ClosureOptimizer):
             self._step_without_closure()
             return None
         self._check_groups()
+        for group in self.param_groups:
+            if group["lr"] != group["tuned_lr"]:
+                raise RuntimeError(f"lr is tuned by AutoProxSGD, got lr={group['lr']!r}, set by a scheduler or by hand")
         sample = Sample("closure", closure, all_params(self))
+        require_gradients(all_params(self))
         self._check_step()
         params = [p for p in all_params(self) if p.grad is not None]
         gradients = [gradient_of(p) for p in params]
@@ -129,7 +140,7 @@ class AutoProxSGD(ClosureOptimizer):
         return [self.state[p]["momentum_buffer"] for p in params]
 
     def _buffers(self, p: Tensor) -> dict[str, Tensor]:
-        """The average, the sum of the secants in the present window, and the direction of the first ones."""
+        """Return the average, the sum of the secants in the present window, and the direction of the first ones."""
         state: dict[str, Tensor] = self.state[p]
         if not state:
             state.update({name: torch.zeros_like(p) for name in ("momentum_buffer", "secant_sum", "probe")})
@@ -139,7 +150,7 @@ class AutoProxSGD(ClosureOptimizer):
         return self.param_groups[0][name]
 
     def _snapshot(self, params: list[Tensor]) -> Callable[[], None]:
-        """A function that puts parameters, buffers and estimates back."""
+        """Return a function that restores parameters, buffers and estimates."""
         tensors = [t for p in params for t in (p, *self._buffers(p).values())]
         copies = [t.clone() for t in tensors]
         numbers = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
@@ -159,7 +170,7 @@ class AutoProxSGD(ClosureOptimizer):
         return bool(self._known("steps") >= self._known("next_secant"))
 
     def _learn(self, sample: Sample, params: list[Tensor], gradients: list[Tensor]) -> None:
-        """Mean and variance of the gradients at x₀ (Welford's way), and secants along the first gradient."""
+        """Update mean and variance of the gradients at x₀ (Welford), and take a secant along the first gradient."""
         seen = self._known("samples") + 1
         averages = [self._buffers(p)["momentum_buffer"] for p in params]
         deviations = [g - m for g, m in zip(gradients, averages, strict=True)]
@@ -195,10 +206,11 @@ class AutoProxSGD(ClosureOptimizer):
         for average, gradient in zip(averages, gradients, strict=True):
             average.lerp_(gradient, gain)
         lr = min(1 / (4 * smoothness), gain / (2 * smoothness))
-        self._note(samples=samples, noise_variance=variance, momentum_error=gain * variance, momentum=1 - gain, lr=lr)
+        self._note(samples=samples, noise_variance=variance, momentum_error=gain * variance)
+        self._note(momentum=1 - gain, lr=lr, tuned_lr=lr)
 
     def _move(self, sample: Sample, params: list[Tensor]) -> None:
-        """The step, and a secant along it when it is time for one."""
+        """Take the step, and a secant along it when one is due."""
         here = [p.clone() for p in params]
         self._take_step()
         movement = distance(params, here)
@@ -211,7 +223,7 @@ class AutoProxSGD(ClosureOptimizer):
                 self._note(next_secant=max(2 * self._known("next_secant"), 2 * WINDOW))
 
     def _changes(self, sample: Sample, params: list[Tensor], points: dict[Tensor, Tensor]) -> list[Tensor]:
-        """How the gradients of the sample differ with some parameters at other points, the rest as they are now."""
+        """Return the change of the gradients of the sample with some parameters at other points."""
         every = all_params(self)
         there = dict(zip(every, sample.gradients_at([points.get(p, p.detach()) for p in every]), strict=True))
         found = [(there[p], gradient_of(p)) for p in params]
@@ -230,7 +242,7 @@ class AutoProxSGD(ClosureOptimizer):
         )
 
     def _curvature(self, params: list[Tensor]) -> float:
-        """An estimate of ‖∇²f·v‖² without bias; 0 if there is none yet."""
+        """Return an unbiased estimate of ‖∇²f·v‖²; 0 if there is none yet."""
         total = square([self._buffers(p)["secant_sum"] for p in params])
         return mean_product(total, self._known("secant_squares"), self._known("secants"))
 

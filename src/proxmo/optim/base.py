@@ -7,6 +7,7 @@ parameters and applies the prox. All methods are ordinary `torch.optim.Optimizer
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,16 @@ from torch.optim.optimizer import ParamsT
 from proxmo import checks, shards
 from proxmo.eager import is_eager_cpu
 from proxmo.optim.checkpoints import check_loaded_state, from_plain, to_plain_data
-from proxmo.optim.options import Group, Options, check_fit, check_keys, check_shared_options, is_flattened, is_frozen
+from proxmo.optim.options import (
+    Group,
+    Options,
+    check_fit,
+    check_keys,
+    check_parameters,
+    check_shared_options,
+    is_flattened,
+    is_frozen,
+)
 from proxmo.optim.units import Units, as_units, joined, seen_by_penalty, units_of, write_back
 from proxmo.penalties.axes import Step
 from proxmo.penalties.base import Penalty, widen
@@ -202,6 +212,7 @@ class ProxOptimizer(Optimizer):
         group = self.param_groups[-1]
         try:
             check_keys(group, self.defaults)
+            check_parameters(group)
             checks.scalar_step("lr", group["lr"])
             group["units"] = as_units(group["units"], group["params"])
             self._check_options(group)
@@ -248,6 +259,9 @@ class ProxOptimizer(Optimizer):
     def _check_step(self) -> None:
         """Raise before anything is changed if an option or a gradient is not fit for a step."""
         self._check_groups()
+        if not any(p.grad is not None for group in self.param_groups for p in group["params"]):
+            for group in self.param_groups:
+                check_parameters(group)
         for group in self.param_groups:
             gradients = [gradient for p in group["params"] if (gradient := p.grad) is not None]
             is_complex = any(dtype.is_complex for dtype in set(map(attrgetter("dtype"), gradients)))
@@ -339,7 +353,7 @@ def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
     return {type(t) for t in tensors} <= {Tensor, Parameter} if choice is None else choice
 
 
-def _all_finite(tensors: list[Tensor]) -> bool:
+def _read_whether_finite(tensors: list[Tensor]) -> bool:
     """Whether all local elements are finite; reads one number per device."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for t in map(shards.local, tensors):
@@ -348,6 +362,12 @@ def _all_finite(tensors: list[Tensor]) -> bool:
     # the largest magnitude of a tensor is NaN or inf if an element is
     largest = [torch.stack([n.float() for n in torch._foreach_norm(some, math.inf)]) for some in by_device.values()]
     return all(bool(norms.isfinite().all()) for norms in largest)
+
+
+# A compiled step cannot branch on values: this breaks the graph, or with fullgraph=True raises with the reason.
+_takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # not in older versions of torch
+_why = {"reason": "nonfinite='skip' and 'raise' read the gradients; set nonfinite='propagate'"} if _takes_reason else {}
+_all_finite: Callable[[list[Tensor]], bool] = torch.compiler.disable(_read_whether_finite, **_why)  # type: ignore[no-untyped-call]
 
 
 def _trained(group: Group) -> tuple[Units | None, list[Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from proxmo import checks
+from proxmo import checks, shards
 from proxmo.penalties.base import Grouped, Penalty
 
 Group: TypeAlias = dict[str, Any]
@@ -111,6 +111,17 @@ def check_fit(group: Group, penalty: Penalty | None) -> None:
         except ValueError as error:
             name = group["param_names"][index] if "param_names" in group else index
             raise ValueError(f"{penalty} does not fit parameter {name!r}: {error}") from error
+
+
+def check_parameters(group: Group) -> None:
+    """Raise if a parameter is no longer that of the model, so that steps would move nothing."""
+    for index, p in enumerate(group["params"]):
+        if shards.was_replaced(p):
+            name = group["param_names"][index] if "param_names" in group else index
+            raise ValueError(
+                f"params must be those of the model, got {name!r}, which fully_shard has replaced; make the optimizer "
+                "after fully_shard, from param_groups(...).on(model) if the groups were made before"
+            )
 
 
 def is_flattened(p: Tensor) -> bool:

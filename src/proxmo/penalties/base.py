@@ -128,11 +128,8 @@ class Penalty(ABC):
             work = shards.full(work)  # gathering is differentiable
         seen = self._seen(work)
         value = hook(seen) if seen.numel() else shards.local(seen).new_zeros(())
-        return (
-            shards.sum_over_ranks(value, [split.process_group for split in shards.splits(work)])
-            if self.separable
-            else value
-        )
+        over = [split.process_group for split in shards.splits(work)] if self.separable else []
+        return shards.sum_over_ranks(value, over)
 
     def _seen(self, x: Tensor) -> Tensor:
         """Return what the hooks see of a tensor that may be sharded."""
@@ -224,7 +221,7 @@ class Penalty(ABC):
         shards.mark_written([x])
 
     def _step_for(self, x: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a step tensor as the hooks take it: 0-d in float64, or that of the local shard in its dtype or wider."""
+        """Return a step tensor as the hooks take it: 0-d in float64, or for the local shard, in its dtype or wider."""
         if step.numel() == 1:
             step = step.reshape(())
             return step if step.device.type == "mps" else step.double()  # step·strength may leave the range of float32

@@ -92,9 +92,8 @@ def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups, weights: Ten
     Overwrites ``magnitudes``.
     """
     radius = fit(radius, magnitudes.dtype)
-    vanishes = (
-        groups.sum_over_ranks(_sum(magnitudes, groups, weights))[0] <= radius
-    )  # false for NaN, which stays in its group
+    (total,) = groups.sum_over_ranks(_sum(magnitudes, groups, weights))
+    vanishes = total <= radius  # false for NaN, which stays in its group
     top = groups.amax(magnitudes)
     depth = _depth(magnitudes.sub_(top), radius, groups, weights)
     return (top - depth).relu_().masked_fill_(vanishes, 0)
@@ -173,9 +172,8 @@ def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups, weig
     if weights is None:
         depth = torch.minimum((radius - groups.sum(below)) / groups.length, below.new_ones(()) * radius)
     else:
-        reached, mass = groups.sum_over_ranks(
-            _sum(below, groups, weights), _sum(torch.ones_like(below), groups, weights)
-        )
+        mass = weights.expand(below.shape).sum(groups.axes, keepdim=True)
+        reached, mass = groups.sum_over_ranks(_sum(below, groups, weights), mass)
         depth = torch.minimum((radius - reached) / mass, -groups.amax(below - radius / weights))
     depth, active = _newton_step(below, radius, groups, weights, depth, work)
     while True:
