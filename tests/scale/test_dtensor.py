@@ -256,3 +256,47 @@ def test_measured_cost_equals_predicted_cost(tmp_path_factory: pytest.TempPathFa
             assert measured == predicted, name
             sizes.append(measured.size)
     assert sum(size > 0 for size in sizes) > len(sizes) / 4
+
+
+# the root-finders exchange messages in every pass, so these are few: sharded by rows, by columns and both, unevenly
+FEW_LAYOUTS = [LAYOUTS[0], LAYOUTS[1], LAYOUTS[5]]
+FEW_SHAPES = [(5, 3), (4, 3, 5)]
+
+
+def steps_like(x: Tensor) -> Tensor:
+    return noise(tuple(x.shape), seed=9).exp()
+
+
+def evaluate_in_metric() -> dict[str, list[Tensor]]:
+    """A step for every element, sharded like the tensor or whole on every rank, and one step per block."""
+    mesh, found = meshes(), {}
+    for case in CASES:
+        penalty = case.make(1.0)
+        for shape in FEW_SHAPES:
+            if len(shape) < case.axes or not penalty.elementwise_step:
+                continue
+            whole = noise(shape)
+            steps, per_block = steps_like(whole), steps_like(torch.empty(penalty.block_shape(whole)))
+            for sizes, placements in FEW_LAYOUTS:
+                x = distribute_tensor(whole, mesh[sizes], placements)
+                given = [distribute_tensor(steps, mesh[sizes], placements), steps, per_block]
+                results = [penalty.prox(x, step) for step in given]
+                assert all(isinstance(near, DTensor) and near.placements == x.placements for near in results)
+                found[f"{case} {shape} {sizes} {placements}"] = [near.full_tensor() for near in results]
+    return found
+
+
+def test_step_for_every_element_of_a_sharded_tensor(tmp_path_factory: pytest.TempPathFactory) -> None:
+    expected = {}
+    for case in CASES:
+        for shape in FEW_SHAPES:
+            penalty, whole = case.make(1.0), noise(shape)
+            if len(shape) >= case.axes and penalty.elementwise_step:
+                per_block = steps_like(torch.empty(penalty.block_shape(whole)))
+                exact = penalty.prox(whole, steps_like(whole))
+                expected[f"{case} {shape}"] = [exact, exact, penalty.prox(whole, per_block)]
+    for found in processes.run_once(evaluate_in_metric, 4, tmp_path_factory, "dtensor-metric"):
+        assert len(found) == len(FEW_LAYOUTS) * len(expected)
+        for name, results in found.items():
+            key = next(key for key in expected if name.startswith(key + " "))
+            torch.testing.assert_close(results, expected[key], rtol=0, atol=1e-12)

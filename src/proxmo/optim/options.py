@@ -109,19 +109,22 @@ def check_fit(group: Group, penalty: Penalty | None) -> None:
                     "torch.distributed.fsdp.fully_shard instead"
                 )
         except ValueError as error:
-            name = group["param_names"][index] if "param_names" in group else index
-            raise ValueError(f"{penalty} does not fit parameter {name!r}: {error}") from error
+            raise ValueError(f"{penalty} does not fit parameter {_name(group, index)!r}: {error}") from error
 
 
 def check_parameters(group: Group) -> None:
     """Raise if a parameter is no longer that of the model, so that steps would move nothing."""
     for index, p in enumerate(group["params"]):
         if shards.was_replaced(p):
-            name = group["param_names"][index] if "param_names" in group else index
             raise ValueError(
-                f"params must be those of the model, got {name!r}, which fully_shard has replaced; make the optimizer "
-                "after fully_shard, from param_groups(...).on(model) if the groups were made before"
+                f"params must be those of the model, got {_name(group, index)!r}, which fully_shard has replaced; make "
+                "the optimizer after fully_shard, from param_groups(...).on(model) if the groups were made before"
             )
+
+
+def _name(group: Group, index: int) -> str | int:
+    name: str | int = group["param_names"][index] if "param_names" in group else index
+    return name
 
 
 def is_flattened(p: Tensor) -> bool:

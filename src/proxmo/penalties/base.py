@@ -42,16 +42,6 @@ def _field_checks(penalty_class: type[Penalty]) -> dict[str, Callable[[str, Any]
     return {name: found[0] for name, data in annotated.items() if (found := [c for c in data if callable(c)])}
 
 
-@functools.cache
-def _inherits_stale_kernel(penalty_class: type[Penalty]) -> bool:
-    """Whether a subclass changed the prox of its base class, but not the kernel."""
-
-    def depth(name: str) -> int:
-        return next(k for k, base in enumerate(penalty_class.__mro__) if name in vars(base) or base is object)
-
-    return depth("kernel") > min(depth("_prox"), depth("_project"))
-
-
 def widen(x: Tensor) -> Tensor:
     """Return ``x`` in a dtype to compute in: at least float32."""
     return x.float() if x.dtype in _NARROW else x
@@ -273,13 +263,14 @@ class Penalty(ABC):
     def kernel(self, step: float) -> Kernel | None:
         """Return the compiled prox that ``fused=True`` uses, or ``None`` if there is none.
 
-        A penalty of your own returns a `proxmo.kernels.Kernel` here. It is asked only where numba is installed.
+        A penalty of your own returns a `proxmo.kernels.Kernel` here. It is called only if numba is installed, and not
+        inherited: a subclass may change the prox.
         """
         return None
 
     def current_kernel(self, step: float) -> Kernel | None:
-        """Return `kernel`, or ``None`` if a subclass has changed the prox and inherited the kernel."""
-        return None if _inherits_stale_kernel(type(self)) else self.kernel(step)
+        """Return `kernel`, unless it is inherited: a subclass may have changed the prox."""
+        return self.kernel(step) if "kernel" in vars(type(self)) else None
 
     def _kernel_for(self, x: Tensor, step: Step) -> Kernel | None:
         one_number = not isinstance(step, Tensor) or step.dim() == 0
@@ -327,6 +318,13 @@ def _small_and_alike(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 def _stack_steps(steps: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([step.expand(x.shape) for step, x in zip(steps, tensors, strict=True)])
+
+
+class Elementwise(Penalty):
+    """A sum over elements, with a prox that takes a step for each."""
+
+    separable: ClassVar[bool] = True
+    elementwise_step: ClassVar[bool] = True
 
 
 class WithDim(Penalty):
@@ -379,6 +377,14 @@ class Grouped(WithDim):
         if self.dim in (0, (0,)):
             return Kernel(function, constants, per="row")
         return Kernel(function, constants, per="tensor") if self.dim in (None, ()) else None
+
+
+class SumOverGroups(Grouped):
+    """A sum over groups, with a prox that takes a step for every element."""
+
+    separable: ClassVar[bool] = False
+    elementwise_step: ClassVar[bool] = True
+    sum_over_groups: ClassVar[bool] = True
 
 
 class Constraint(Penalty):

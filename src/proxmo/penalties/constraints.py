@@ -16,12 +16,24 @@ import torch
 from torch import Tensor
 
 from proxmo import checks
-from proxmo.kernels import Kernel
+from proxmo.kernels import Kernel, LazyModule
 from proxmo.penalties.axes import Groups, Step
-from proxmo.penalties.base import AnyFloat, Constraint, Count, Dim, Grouped, NonNegativeFloat
+from proxmo.penalties.base import (
+    AnyFloat,
+    Constraint,
+    Count,
+    Dim,
+    Elementwise,
+    Grouped,
+    NonNegativeFloat,
+    SumOverGroups,
+)
 from proxmo.penalties.groups import group_norms
 from proxmo.penalties.selection import mask_of_largest
 from proxmo.penalties.thresholds import LEAST, fit, project_simplex, secular_root, widest
+
+compiled_elements = LazyModule("proxmo.penalties.compiled_elements")
+compiled_rows = LazyModule("proxmo.penalties.compiled_rows")
 
 
 def _clamp(x: Tensor, low: float, high: float, out: Tensor | None) -> Tensor:
@@ -33,33 +45,30 @@ def _within(x: Tensor, low: float, high: float, slack: float) -> Tensor:
     return ((x >= low - slack * abs(low)) & (x <= high + slack * abs(high))).all()
 
 
-class GroupConstraint(Grouped, Constraint):
-    """A set for each group: where the step is the same within groups it does not matter, else it is a metric."""
-
-    separable: ClassVar[bool] = False
-    elementwise_step: ClassVar[bool] = True
-    sum_over_groups: ClassVar[bool] = True
+class GroupConstraint(SumOverGroups, Constraint):
+    """A set for each group: a step that is the same within groups does not matter, any other makes a metric."""
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
         if groups.per_group(step) is not None:
             return self._project(x, out)
-        return groups.onto_tensor(self._project_in_metric(groups, groups.onto_elements(step)))  # type: ignore[arg-type]
+        steps = widest(groups.onto_elements(step))  # type: ignore[arg-type]
+        scale = groups.amax(steps)  # which does not matter
+        relative = (steps / torch.where(scale > 0, scale, 1.0)).clamp_(min=LEAST)
+        return groups.onto_tensor(self._project_in_metric(groups, widest(groups.elements), relative))
 
     @abstractmethod
-    def _project_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
-        """Return the minimiser of Σ (u_i − x_i)²/step_i over the set, of the shape of ``groups.elements``."""
+    def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
+        """Return the minimiser of Σ (u_i − values_i)²/step_i over the set, in float64."""
 
 
 def _project_simplex_in_metric(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
     """Return max(y − θ·step, 0) with the θ that makes the sum of each group ``radius``."""
-    scale = groups.amax(step)
-    step = (step / torch.where(scale > 0, scale, 1.0)).clamp_(min=LEAST)
     return project_simplex(y / step, radius, groups, weights=step, in_place=True).mul_(step)
 
 
 @dataclass
-class Box(Constraint):
+class Box(Elementwise, Constraint):
     """low ≤ x ≤ high for each element.
 
     prox: clamp x to [low, high].
@@ -75,8 +84,6 @@ class Box(Constraint):
     low: AnyFloat
     high: AnyFloat
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = True
-    elementwise_step: ClassVar[bool] = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         value = checks.number(f"Box: {name}", value)
@@ -93,13 +100,11 @@ class Box(Constraint):
         return _clamp(x, self.low, self.high, out)
 
     def kernel(self, step: float) -> Kernel:
-        from proxmo.penalties import compiled_elements
-
         return Kernel(compiled_elements.clamp, (self.low, self.high))
 
 
 @dataclass
-class NonNegative(Constraint):
+class NonNegative(Elementwise, Constraint):
     """x ≥ 0 for each element.
 
     prox: max(x, 0).
@@ -109,8 +114,6 @@ class NonNegative(Constraint):
     """
 
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = True
-    elementwise_step: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         return (x >= 0).all()
@@ -119,8 +122,6 @@ class NonNegative(Constraint):
         return torch.clamp(x, min=0, out=out)
 
     def kernel(self, step: float) -> Kernel:
-        from proxmo.penalties import compiled_elements
-
         return Kernel(compiled_elements.clamp, (0.0, math.inf))
 
 
@@ -154,15 +155,13 @@ class L1Ball(GroupConstraint):
         nearest = project_simplex(magnitudes, self.radius, groups, in_place=True).copysign_(groups.elements)
         return torch.where(groups.onto_tensor(inside), groups.tensor, groups.onto_tensor(nearest), out=out)
 
-    def _project_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
-        magnitudes = widest(groups.elements).abs()
+    def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
+        magnitudes = values.abs()
         inside = groups.sum(magnitudes) <= self.radius
-        nearest = _project_simplex_in_metric(magnitudes, self.radius, groups, widest(step))
-        return torch.where(inside, groups.elements, nearest.copysign_(groups.elements))
+        nearest = _project_simplex_in_metric(magnitudes, self.radius, groups, step)
+        return torch.where(inside, values, nearest.copysign_(values))
 
     def kernel(self, step: float) -> Kernel | None:
-        from proxmo.penalties import compiled_rows
-
         return self._rows_kernel(compiled_rows.l1_ball, self.radius)
 
 
@@ -194,24 +193,18 @@ class L2Ball(GroupConstraint):
         # radius/norms may underflow where the product does not
         return torch.where(norms <= self.radius, groups.tensor, groups.tensor / norms * self.radius, out=out)
 
-    def _project_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
-        values = widest(groups.elements)
+    def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
         inside = group_norms(groups, values) <= self.radius
-        if self.radius == 0:
-            return torch.where(inside, groups.elements, values * 0.0)
-        scale = groups.amax(step := widest(step))
-        a = 1 / (step / torch.where(scale > 0, scale, 1.0)).clamp_(min=LEAST)
-        theta = secular_root(values.abs() / self.radius * a, a, groups)
-        return torch.where(inside, groups.elements, values * (a / (a + theta)))
+        a = 1 / step
+        theta = secular_root(values.abs() / self.radius * a, a, groups) if self.radius else math.inf
+        return torch.where(inside, values, values * (1 / (1 + theta * step)))
 
     def kernel(self, step: float) -> Kernel | None:
-        from proxmo.penalties import compiled_rows
-
         return self._rows_kernel(compiled_rows.l2_ball, self.radius)
 
 
 @dataclass
-class LInfBall(Grouped, Constraint):
+class LInfBall(Elementwise, Grouped, Constraint):
     """max|x| ≤ radius: bounded weights.
 
     prox: clamp x to [−radius, radius].
@@ -227,8 +220,6 @@ class LInfBall(Grouped, Constraint):
     radius: NonNegativeFloat
     dim: Dim = None
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = True
-    elementwise_step: ClassVar[bool] = True
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         return _within(x, -self.radius, self.radius, slack)
@@ -237,8 +228,6 @@ class LInfBall(Grouped, Constraint):
         return _clamp(x, -self.radius, self.radius, out)
 
     def kernel(self, step: float) -> Kernel:
-        from proxmo.penalties import compiled_elements
-
         return Kernel(compiled_elements.clamp, (-self.radius, self.radius))
 
 
@@ -275,12 +264,10 @@ class Simplex(GroupConstraint):
         result = groups.onto_tensor(project_simplex(groups.elements, self.radius, groups))
         return result if out is None else out.copy_(result)
 
-    def _project_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
-        return _project_simplex_in_metric(widest(groups.elements), self.radius, groups, widest(step))
+    def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
+        return _project_simplex_in_metric(values, self.radius, groups, step)
 
     def kernel(self, step: float) -> Kernel | None:
-        from proxmo.penalties import compiled_rows
-
         return self._rows_kernel(compiled_rows.simplex, self.radius)
 
 
@@ -313,11 +300,8 @@ class TopK(GroupConstraint):
         groups = Groups(x, self.dim)
         return self._keep_largest(groups, groups.elements.abs(), out)
 
-    def _project_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
-        scale = groups.amax(step := widest(step))
-        step = (step / torch.where(scale > 0, scale, 1.0)).clamp_(min=LEAST)
-        kept = self._keep_largest(groups, widest(groups.elements).abs() / step.sqrt_(), None)
-        return groups.onto_elements(kept)
+    def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
+        return groups.onto_elements(self._keep_largest(groups, values.abs() / step.sqrt(), None))
 
     def _keep_largest(self, groups: Groups, scores: Tensor, out: Tensor | None) -> Tensor:
         stays = mask_of_largest(groups, scores, self.k) | groups.elements.isnan()  # NaN must not go unseen

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from proxmo.kernels import Kernel
+from proxmo.kernels import Kernel, LazyModule
 from proxmo.penalties.axes import Step
-from proxmo.penalties.base import FloatAboveOne, NonNegativeFloat, Penalty, PositiveFloat
+from proxmo.penalties.base import Elementwise, FloatAboveOne, NonNegativeFloat, PositiveFloat
 from proxmo.penalties.thresholds import fit
+
+compiled = LazyModule("proxmo.penalties.compiled_elements")
 
 
 def soft_threshold(x: Tensor, threshold: float | Tensor, out: Tensor | None = None) -> Tensor:
@@ -48,7 +50,7 @@ def bend(x: Tensor, corner: float, slope: float | Tensor, lowest: float) -> Tens
 
 
 @dataclass
-class L1(Penalty):
+class L1(Elementwise):
     """s·Σ|x|: the lasso, which makes elements exactly zero.
 
     prox: sign(x)·max(|x| − t, 0), t = step·s.
@@ -62,8 +64,6 @@ class L1(Penalty):
 
     strength: NonNegativeFloat
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = True
-    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         return self.strength * x.abs().sum()
@@ -72,13 +72,11 @@ class L1(Penalty):
         return soft_threshold(x, step * self.strength, out)
 
     def kernel(self, step: float) -> Kernel:
-        from proxmo.penalties import compiled_elements
-
-        return Kernel(compiled_elements.soft, (step * self.strength,))
+        return Kernel(compiled.soft, (step * self.strength,))
 
 
 @dataclass
-class SquaredL2(Penalty):
+class SquaredL2(Elementwise):
     """s/2·Σx²: weight decay as a penalty, with an implicit step that is stable for every strength.
 
     prox: x / (1 + t), t = step·s.
@@ -92,8 +90,6 @@ class SquaredL2(Penalty):
 
     strength: NonNegativeFloat
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = True
-    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         return (x * math.sqrt(self.strength / 2)).square().sum()  # x² alone may overflow where s·x² does not
@@ -102,13 +98,11 @@ class SquaredL2(Penalty):
         return torch.div(x, 1 + step * self.strength, out=out)
 
     def kernel(self, step: float) -> Kernel:
-        from proxmo.penalties import compiled_elements
-
-        return Kernel(compiled_elements.divide, (1 + step * self.strength,))
+        return Kernel(compiled.divide, (1 + step * self.strength,))
 
 
 @dataclass
-class ElasticNet(Penalty):
+class ElasticNet(Elementwise):
     """l1·Σ|x| + l2/2·Σx²: exact zeros and shrinkage together.
 
     prox: sign(x)·max(|x| − step·l1, 0) / (1 + step·l2).
@@ -124,8 +118,6 @@ class ElasticNet(Penalty):
     l1: NonNegativeFloat
     l2: NonNegativeFloat
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = True
-    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         return self.l1 * x.abs().sum() + (x * math.sqrt(self.l2 / 2)).square().sum()
@@ -134,13 +126,11 @@ class ElasticNet(Penalty):
         return soft_threshold(x, step * self.l1, out).div_(1 + step * self.l2)
 
     def kernel(self, step: float) -> Kernel:
-        from proxmo.penalties import compiled_elements
-
-        return Kernel(compiled_elements.elastic, (step * self.l1, 1 + step * self.l2))
+        return Kernel(compiled.elastic, (step * self.l1, 1 + step * self.l2))
 
 
 @dataclass
-class Huber(Penalty):
+class Huber(Elementwise):
     """s·Σ h(x), h = x²/2 for |x| ≤ δ and δ(|x| − δ/2) beyond: quadratic near zero, linear far away.
 
     prox: x / (1 + t) for |x| ≤ δ(1 + t), x − sign(x)·t·δ beyond; t = step·s.
@@ -156,8 +146,6 @@ class Huber(Penalty):
     strength: NonNegativeFloat
     delta: PositiveFloat
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = True
-    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         magnitude = x.abs()
@@ -169,14 +157,12 @@ class Huber(Penalty):
         return torch.where(x.abs() <= self.delta * (1 + t), x / (1 + t), soft_threshold(x, t * self.delta), out=out)
 
     def kernel(self, step: float) -> Kernel:
-        from proxmo.penalties import compiled_elements
-
         t = step * self.strength
-        return Kernel(compiled_elements.huber, (t * self.delta, self.delta * (1 + t), 1 + t))
+        return Kernel(compiled.huber, (t * self.delta, self.delta * (1 + t), 1 + t))
 
 
 @dataclass
-class L0(Penalty):
+class L0(Elementwise):
     """s·(number of non-zeros): pay for each element that is not zero, however large.
 
     prox: 0 for |x| ≤ √(2t), else x; t = step·s.
@@ -190,8 +176,6 @@ class L0(Penalty):
 
     strength: NonNegativeFloat
     convex: ClassVar[bool] = False
-    separable: ClassVar[bool] = True
-    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         return self.strength * (x != 0).sum().to(x.dtype)
@@ -201,13 +185,11 @@ class L0(Penalty):
         return torch.where(x.abs() <= threshold, x.new_zeros(()), x, out=out)
 
     def kernel(self, step: float) -> Kernel:
-        from proxmo.penalties import compiled_elements
-
-        return Kernel(compiled_elements.hard, (math.sqrt(2 * self.strength) * math.sqrt(step),))
+        return Kernel(compiled.hard, (math.sqrt(2 * self.strength) * math.sqrt(step),))
 
 
 @dataclass
-class MCP(Penalty):
+class MCP(Elementwise):
     """Minimax concave penalty: Σ(s|x| − x²/(2c)) up to |x| = c·s, constant c·s²/2 beyond: spares large weights.
 
     prox for step < c: sign(x)·max(|x| − step·s, 0) / (1 − step/c) for |x| ≤ c·s, else x;
@@ -224,35 +206,30 @@ class MCP(Penalty):
     strength: NonNegativeFloat
     concavity: PositiveFloat
     convex: ClassVar[bool] = False
-    separable: ClassVar[bool] = True
-    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         magnitude = x.abs().clamp(max=fit(self.concavity * self.strength, x.dtype))
         return (magnitude * (self.strength - magnitude / (2 * self.concavity))).sum()
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
+        threshold, flat_from, corner, slope = self._constants(step)
+        magnitude = x.abs()
+        large = torch.where(magnitude <= flat_from, bend(x, corner, slope, lowest=0.0), x)
+        return torch.where(magnitude <= fit(threshold, x.dtype), x.new_zeros(()), large, out=out)  # inf stays above it
+
+    def _constants(self, step: Any) -> tuple[Any, ...]:
         s, c = self.strength, self.concavity
         gentle = step < c
-        threshold = fit(choose(gentle, step * s, s * (c * step) ** 0.5), x.dtype)  # so that inf stays above it
-        flat_from = choose(gentle, c * s, threshold)
-        shrunk = bend(x, c * s, choose(gentle, step / choose(gentle, c - step, 1.0), 0.0), lowest=0.0)
-        magnitude = x.abs()
-        large = torch.where(magnitude <= flat_from, shrunk, x)
-        return torch.where(magnitude <= threshold, x.new_zeros(()), large, out=out)
+        threshold = choose(gentle, step * s, s * (c * step) ** 0.5)
+        slope = choose(gentle, step / choose(gentle, c - step, 1.0), 0.0)
+        return threshold, choose(gentle, c * s, threshold), c * s, slope
 
     def kernel(self, step: float) -> Kernel:
-        from proxmo.penalties import compiled_elements
-
-        s, c = self.strength, self.concavity
-        gentle = step < c
-        threshold = step * s if gentle else s * math.sqrt(c * step)
-        slope = step / (c - step) if gentle else 0.0
-        return Kernel(compiled_elements.mcp, (threshold, c * s if gentle else threshold, c * s, slope))
+        return Kernel(compiled.mcp, self._constants(step))
 
 
 @dataclass
-class SCAD(Penalty):
+class SCAD(Elementwise):
     """Smoothly clipped absolute deviation: slope s up to |x| = s, then falling to 0 at |x| = a·s, constant beyond.
 
     prox, t = step·s: for step < a − 1 soft threshold t for |x| ≤ s(1 + step), ((a−1)x − sign(x)·a·t)/(a − 1 − step) for
@@ -270,8 +247,6 @@ class SCAD(Penalty):
     strength: NonNegativeFloat
     concavity: FloatAboveOne = 3.7
     convex: ClassVar[bool] = False
-    separable: ClassVar[bool] = True
-    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         s, a = self.strength, self.concavity
@@ -281,29 +256,24 @@ class SCAD(Penalty):
         return (s * rising + bending * (s - bending / (2 * (a - 1)))).sum()
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
+        t, soft_until, flat_from, corner, slope, s = self._constants(step)
+        magnitude = x.abs()
+        large = torch.where(magnitude <= flat_from, bend(x, corner, slope, lowest=s), x)
+        return torch.where(magnitude <= soft_until, soft_threshold(x, t), large, out=out)
+
+    def _constants(self, step: Any) -> tuple[Any, ...]:
         s, a = self.strength, self.concavity
         gentle = step < a - 1
         jump = choose(step <= a + 1, s * (a + 1 + step) / 2, s * ((a + 1) * step) ** 0.5)
-        soft_until = choose(gentle, s * (1 + step), jump)
-        flat_from = choose(gentle, a * s, jump)
-        bent = bend(x, a * s, choose(gentle, step / choose(gentle, a - 1 - step, 1.0), 0.0), lowest=s)
-        magnitude = x.abs()
-        large = torch.where(magnitude <= flat_from, bent, x)
-        return torch.where(magnitude <= soft_until, soft_threshold(x, step * s), large, out=out)
+        slope = choose(gentle, step / choose(gentle, a - 1 - step, 1.0), 0.0)
+        return step * s, choose(gentle, s * (1 + step), jump), choose(gentle, a * s, jump), a * s, slope, s
 
     def kernel(self, step: float) -> Kernel:
-        from proxmo.penalties import compiled_elements
-
-        s, a = self.strength, self.concavity
-        gentle = step < a - 1
-        jump = s * (a + 1 + step) / 2 if step <= a + 1 else s * math.sqrt((a + 1) * step)
-        slope = step / (a - 1 - step) if gentle else 0.0
-        bounds = (s * (1 + step), a * s) if gentle else (jump, jump)
-        return Kernel(compiled_elements.scad, (step * s, *bounds, a * s, slope, s))
+        return Kernel(compiled.scad, self._constants(step))
 
 
 @dataclass
-class LHalf(Penalty):
+class LHalf(Elementwise):
     """s·Σ√|x|: between ℓ0 and ℓ1, sparser than ℓ1 and with a closed prox.
 
     prox: 0 for |x| ≤ θ = (54^⅓/4)·(2t)^⅔, else ⅔·x·(1 + cos(2π/3 − ⅔·arccos((θ/|x|)^1.5/√2)));
@@ -318,22 +288,20 @@ class LHalf(Penalty):
 
     strength: NonNegativeFloat
     convex: ClassVar[bool] = False
-    separable: ClassVar[bool] = True
-    elementwise_step: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         zero = x == 0  # where the slope is infinite; autograd then gives 0, a subgradient
         return self.strength * torch.where(zero, 0.0, torch.where(zero, 1.0, x.abs()).sqrt()).sum()
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
-        threshold = fit(54 ** (1 / 3) / 4 * (2 * self.strength) ** (2 / 3) * step ** (2 / 3), x.dtype)
+        threshold = fit(self._threshold(step), x.dtype)
         magnitude = x.abs()
         angle = (magnitude / threshold).pow_(-1.5).mul_(math.sqrt(0.5)).acos_()
         root = angle.mul_(-2 / 3).add_(2 * math.pi / 3).cos_().add_(1).mul_(2 / 3).mul_(x)
         return torch.where(magnitude <= threshold, x.new_zeros(()), root, out=out)
 
-    def kernel(self, step: float) -> Kernel:
-        from proxmo.penalties import compiled_elements
+    def _threshold(self, step: Any) -> Any:
+        return 54 ** (1 / 3) / 4 * (2 * self.strength) ** (2 / 3) * step ** (2 / 3)
 
-        threshold = 54 ** (1 / 3) / 4 * (2 * self.strength) ** (2 / 3) * step ** (2 / 3)
-        return Kernel(compiled_elements.half, (threshold, -1.5, math.sqrt(0.5), 2 / 3, 2 * math.pi / 3, 1.0))
+    def kernel(self, step: float) -> Kernel:
+        return Kernel(compiled.half, (self._threshold(step), -1.5, math.sqrt(0.5), 2 / 3, 2 * math.pi / 3, 1.0))

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from proxmo.eager import is_eager_cpu
-from proxmo.kernels import Kernel
+from proxmo.kernels import Kernel, LazyModule
 from proxmo.penalties.axes import Groups, Step
-from proxmo.penalties.base import Dim, Grouped, NonNegativeFloat
+from proxmo.penalties.base import Dim, NonNegativeFloat, SumOverGroups
 from proxmo.penalties.elementwise import soft_threshold
 from proxmo.penalties.thresholds import LEAST, cap, secular_root, widest
+
+compiled = LazyModule("proxmo.penalties.compiled_rows")
 
 
 def group_norms(groups: Groups, values: Tensor) -> Tensor:
@@ -72,7 +74,7 @@ def _shrink_in_metric(groups: Groups, values: Tensor, t: Tensor) -> Tensor:
 
 
 @dataclass
-class GroupL2(Grouped):
+class GroupL2(SumOverGroups):
     """s·Σ_g ‖x_g‖₂ (ℓ2,1): the group lasso, which makes whole groups exactly zero.
 
     prox: x_g·max(1 − t/‖x_g‖₂, 0), t = step·s; where the step differs within a group, x_i·ρ/(ρ + t_i) with
@@ -90,9 +92,6 @@ class GroupL2(Grouped):
     strength: NonNegativeFloat
     dim: Dim = 0
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = False
-    elementwise_step: ClassVar[bool] = True
-    sum_over_groups: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         groups = Groups(x, self.dim)
@@ -103,13 +102,11 @@ class GroupL2(Grouped):
         return shrink_groups(groups, groups.tensor, step * self.strength, out)
 
     def kernel(self, step: float) -> Kernel | None:
-        from proxmo.penalties import compiled_rows
-
-        return self._rows_kernel(compiled_rows.shrink, step * self.strength)
+        return self._rows_kernel(compiled.shrink, step * self.strength)
 
 
 @dataclass
-class GroupLInf(Grouped):
+class GroupLInf(SumOverGroups):
     """s·Σ_g max|x_g| (ℓ∞,1): makes whole groups exactly zero and leaves the others flat at the top.
 
     prox: cut x_g at ±τ, where what is cut off adds up to t; a group with Σ|x_g| ≤ t = step·s vanishes. Where the step
@@ -127,9 +124,6 @@ class GroupLInf(Grouped):
     strength: NonNegativeFloat
     dim: Dim = 0
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = False
-    elementwise_step: ClassVar[bool] = True
-    sum_over_groups: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         groups = Groups(x, self.dim)
@@ -153,13 +147,11 @@ class GroupLInf(Grouped):
         return level.to(groups.tensor.dtype)
 
     def kernel(self, step: float) -> Kernel | None:
-        from proxmo.penalties import compiled_rows
-
-        return self._rows_kernel(compiled_rows.cap, step * self.strength)
+        return self._rows_kernel(compiled.cap, step * self.strength)
 
 
 @dataclass
-class SparseGroup(Grouped):
+class SparseGroup(SumOverGroups):
     """l1·Σ|x| + group·Σ_g ‖x_g‖₂: whole groups vanish, and elements within the groups that stay.
 
     prox: the soft threshold step·l1 on elements, then the prox of group·Σ_g ‖x_g‖₂ as for `GroupL2`.
@@ -179,9 +171,6 @@ class SparseGroup(Grouped):
     group: NonNegativeFloat
     dim: Dim = 0
     convex: ClassVar[bool] = True
-    separable: ClassVar[bool] = False
-    elementwise_step: ClassVar[bool] = True
-    sum_over_groups: ClassVar[bool] = True
 
     def _value(self, x: Tensor) -> Tensor:
         groups = Groups(x, self.dim)
@@ -193,6 +182,4 @@ class SparseGroup(Grouped):
         return shrink_groups(groups, soft_threshold(groups.tensor, step * self.l1), step * self.group, out)
 
     def kernel(self, step: float) -> Kernel | None:
-        from proxmo.penalties import compiled_rows
-
-        return self._rows_kernel(compiled_rows.soft_then_shrink, step * self.group, step * self.l1)
+        return self._rows_kernel(compiled.soft_then_shrink, step * self.group, step * self.l1)

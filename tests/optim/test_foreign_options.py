@@ -1,0 +1,243 @@
+"""Options, checkpoints and schedulers of other optimizers are converted or refused, never ignored."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+import proxmo
+
+
+def point() -> Parameter:
+    return Parameter(torch.tensor([1.0, -2.0]))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"weight_decay": 0.01}, r"weight_decay is not an option .* got 0\.01; take the penalty SquaredL2\(0\.01\)"),
+        ({"betas": (0.9, 0.999)}, r"'betas' is an option of another optimizer, got \(0\.9, 0\.999\)"),
+        ({"nesterov": True}, "'nesterov' is an option of another optimizer, got True"),
+        ({"eps": 1e-8}, "'eps' is an option of another optimizer"),
+        ({"amsgrad": True}, "'amsgrad' is an option of another optimizer"),
+        ({"dampening": 0.0}, r"dampening must equal momentum = 0\.9, .* got 0\.0"),
+        ({"strength": 0.1}, "'strength' is not an option of a parameter group but a field of its penalty"),
+        ({"momentun": 0.5}, "'momentun' is not an option of a parameter group; did you mean 'momentum'"),
+        ({"regularizer": proxmo.L1(0.1)}, "'regularizer' is not an option .* did you mean 'penalty'"),
+    ],
+    ids=str,
+)
+def test_foreign_option_is_refused(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        proxmo.ProxSGD([{"params": [point()], **option}])
+    optimizer = proxmo.ProxSGD([point()])
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [point()], **option})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"weight_decay": 0.0}, {"nesterov": False}, {"amsgrad": False}, {"capturable": False}, {"dampening": 0.9}],
+    ids=str,
+)
+def test_neutral_value_of_a_foreign_option_is_accepted(option: dict[str, Any]) -> None:
+    proxmo.ProxSGD([{"params": [point()], **option}], momentum=0.9)
+
+
+def test_keys_of_schedulers_are_accepted() -> None:
+    optimizer = proxmo.ProxSGD([point()], lr=0.1)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    other = proxmo.ProxSGD([point()], lr=0.1)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["initial_lr"] == optimizer.param_groups[0]["initial_lr"]
+
+
+@pytest.mark.parametrize("dampening", [0.0, 0.5, 0.9])
+def test_checkpoint_of_sgd_becomes_an_average_of_gradients(dampening: float) -> None:
+    """With lr scaled by (1 − dampening)/(1 − momentum), training goes on as with SGD."""
+    x, y = point(), point()
+    sgd = torch.optim.SGD([x], lr=0.1, momentum=0.9, dampening=dampening)
+    ours = proxmo.ProxSGD([y], lr=0.1, momentum=0.9)
+    for step in range(5):
+        x.grad = torch.tensor([0.3, -0.1]) * step
+        sgd.step()
+    ours.load_state_dict(copy.deepcopy(sgd.state_dict()))
+    assert "dampening" not in ours.param_groups[0]
+    ours.param_groups[0]["lr"] *= (1 - dampening) / (1 - 0.9)
+    with torch.no_grad():
+        y.copy_(x)
+    for step in range(5):
+        x.grad = y.grad = torch.tensor([-0.2, 0.4]) * step
+        sgd.step()
+        ours.step()
+    torch.testing.assert_close(y, x)
+
+
+def test_checkpoint_of_sgd_keeps_the_dtype_of_the_average() -> None:
+    x, y = Parameter(point().detach().bfloat16()), Parameter(point().detach().bfloat16())
+    sgd = torch.optim.SGD([x], lr=0.1, momentum=0.5)
+    x.grad = torch.ones(2, dtype=torch.bfloat16)
+    sgd.step()
+    ours = proxmo.ProxSGD([y], lr=0.1, momentum=0.5, momentum_dtype=torch.float32)
+    ours.load_state_dict(sgd.state_dict())
+    average = ours.state[y]["momentum_buffer"]
+    assert average.dtype == torch.float32
+    torch.testing.assert_close(average, torch.full((2,), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weight_decay": 0.1}, "SquaredL2"),
+        ({"nesterov": True}, "'nesterov' is an option of another optimizer"),
+        ({"dampening": 1.0}, "dampening = 1"),
+    ],
+    ids=str,
+)
+def test_checkpoint_of_sgd_that_cannot_be_converted_is_refused(options: dict[str, Any], message: str) -> None:
+    x = point()
+    sgd = torch.optim.SGD([x], lr=0.1, momentum=0.9, **options)
+    x.grad = torch.ones(2)
+    sgd.step()
+    ours = proxmo.ProxSGD([point()], lr=0.7)
+    with pytest.raises(ValueError, match=message):
+        ours.load_state_dict(sgd.state_dict())
+    assert ours.param_groups[0]["lr"] == 0.7
+
+
+def test_state_dict_hooks_see_plain_data_and_may_return_another_dict() -> None:
+    optimizer = proxmo.ProxSGD([point()], penalty=proxmo.L1(0.1))
+    seen: list[Any] = []
+    optimizer.register_state_dict_post_hook(
+        lambda _, state: seen.append(copy.deepcopy(state["param_groups"][0]["penalty"])), prepend=True
+    )
+    optimizer.register_state_dict_post_hook(lambda _, state: {"wrapped": state})
+    saved = optimizer.state_dict()
+    assert seen == [{"L1": {"strength": 0.1}}]
+    assert saved["wrapped"]["param_groups"][0]["penalty"] == {"L1": {"strength": 0.1}}
+    assert optimizer.param_groups[0]["penalty"] == proxmo.L1(0.1)
+
+
+def test_pre_hook_sees_the_live_penalty() -> None:
+    optimizer = proxmo.ProxSGD([point()], penalty=proxmo.L1(0.1))
+    optimizer.register_state_dict_pre_hook(lambda o: setattr(o.param_groups[0]["penalty"], "strength", 0.2))
+    assert optimizer.state_dict()["param_groups"][0]["penalty"] == {"L1": {"strength": 0.2}}
+
+
+def quadratic(x: Tensor) -> Any:
+    def closure() -> float:
+        loss = x.square().sum() / 2
+        loss.backward()
+        return loss.item()
+
+    return closure
+
+
+def test_auto_refuses_rates_and_schedulers() -> None:
+    for name in ("lr", "momentum"):
+        with pytest.raises(ValueError, match=rf"{name} is tuned by AutoProxSGD, .* got 0\.1"):
+            proxmo.AutoProxSGD([{"params": [point()], name: 0.1}])
+    x = point()
+    optimizer = proxmo.AutoProxSGD([x])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    while optimizer.param_groups[0]["lr"] == 0:  # until it has seen enough gradients to tune lr
+        optimizer.step(quadratic(x))
+    scheduler.step()
+    with pytest.raises(RuntimeError, match=r"lr is tuned by AutoProxSGD, got lr=.*, set by a scheduler or by hand"):
+        optimizer.step(quadratic(x))
+
+
+@pytest.mark.parametrize("make", [proxmo.AutoProxSGD, proxmo.ProxSTORM, proxmo.ProxSpiderBoost])
+def test_closure_without_backward_is_refused(make: Any) -> None:
+    optimizer = make([point()])
+    with pytest.raises(RuntimeError, match="closure must call backward, got no gradient for any parameter"):
+        optimizer.step(lambda: 1.0)
+
+
+def test_report_of_the_inner_solver_survives_copies() -> None:
+    x = point()
+    optimizer = proxmo.InexactProxSGD([x], lr=0.5, inner=proxmo.InnerSGD(5, lr=0.2))
+    optimizer.step(quadratic(x), quadratic(x))
+    assert optimizer.report is not None
+    assert copy.deepcopy(optimizer).report == optimizer.report
+
+
+def test_nonfinite_skip_can_be_compiled_with_a_graph_break() -> None:
+    x = point()
+    optimizer = proxmo.ProxSGD([x], lr=torch.tensor(0.1), nonfinite="skip")
+    x.grad = torch.ones(2)
+    optimizer.step()
+    torch.compiler.reset()
+    step = torch.compile(optimizer.step, backend="aot_eager")
+    step()
+    before = x.detach().clone()
+    x.grad = torch.tensor([1.0, torch.nan])
+    step()
+    assert torch.equal(x, before)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="nonfinite='skip' and 'raise' read the gradients; set nonfinite='propagate'"):
+        torch.compile(optimizer.step, backend="aot_eager", fullgraph=True)()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_momentum_may_be_a_tensor(fused: bool, compiled: bool) -> None:
+    x, y = point(), point()
+    number = proxmo.ProxSGD([x], lr=0.1, momentum=0.8, penalty=proxmo.L1(0.1))
+    tensor = proxmo.ProxSGD([y], lr=0.1, momentum=torch.tensor(0.8), penalty=proxmo.L1(0.1), fused=fused)
+    torch.compiler.reset()
+    step = torch.compile(tensor.step, backend="aot_eager", fullgraph=True) if compiled else tensor.step
+    for k in range(4):
+        x.grad = y.grad = torch.tensor([0.3, -0.1]) * k
+        number.step()
+        step()
+    torch.testing.assert_close(y, x)
+    with pytest.raises(ValueError, match=r"Tensor momentum must be 1-element, got shape \(2,\)"):
+        proxmo.ProxSGD([point()], momentum=torch.tensor([0.1, 0.2]))
+
+
+@pytest.mark.parametrize("kind", ["OneCycleLR", "CyclicLR"])
+def test_cyclic_schedulers_take_a_tensor_momentum(kind: str) -> None:
+    found = []
+    for lr, momentum in ((0.1, 0.9), (torch.tensor(0.1), torch.tensor(0.9))):
+        x = point()
+        optimizer = proxmo.ProxSGD([x], lr=lr, momentum=momentum)
+        options = {"max_lr": 0.1, "total_steps": 10} if kind == "OneCycleLR" else {"base_lr": 0.01, "max_lr": 0.1}
+        scheduler = getattr(torch.optim.lr_scheduler, kind)(optimizer, **options)
+        for step in range(5):
+            x.grad = torch.tensor([1.0, 0.3]) * step
+            optimizer.step()
+            scheduler.step()
+        found.append(x.detach())
+    torch.testing.assert_close(*found)
+
+
+def test_unknown_keyword_is_refused() -> None:
+    with pytest.raises(TypeError, match="ProxSGD got an unexpected keyword argument 'weight_decay'"):
+        proxmo.ProxSGD([point()], weight_decay=0.1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="ProxSTORM got an unexpected keyword argument 'fused'"):
+        proxmo.ProxSTORM([point()], fused=True)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_many_small_tensors_are_taken_together(lr: float | Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a step of a network with many small layers would be mostly calls."""
+    weights = [nn.Linear(8, 8).weight for _ in range(10)]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    shapes: list[tuple[int, ...]] = []
+    hook = proxmo.GroupL2._prox
+
+    def counted(self: proxmo.GroupL2, x: Tensor, step: Any, out: Tensor | None) -> Tensor:
+        shapes.append(tuple(x.shape))
+        return hook(self, x, step, out)
+
+    monkeypatch.setattr(proxmo.GroupL2, "_prox", counted)
+    proxmo.ProxSGD(weights, lr=lr, penalty=proxmo.GroupL2(0.1)).step()
+    assert shapes == [(10, 8, 8)]
