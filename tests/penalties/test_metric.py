@@ -262,8 +262,14 @@ def test_penalty_that_knows_scalar_steps_only_refuses_others() -> None:
     x = noise((3, 2))
     torch.testing.assert_close(RowNorms(0.3).prox(x, 0.5), proxmo.GroupL2(0.3).prox(x, 0.5))
     for shape in [(3, 2), (3, 1), (2,)]:
-        with pytest.raises(ValueError, match=r"one number for the prox of RowNorms.*elementwise_step = True"):
-            RowNorms(0.3).prox(x, torch.ones(shape))
+        for call in (RowNorms(0.3).prox, lambda x, step: RowNorms(0.3).prox_([x, x], [step, step])):
+            with pytest.raises(ValueError, match=r"one number for the prox of RowNorms.*elementwise_step = True"):
+                call(x, torch.ones(shape))
+    assert torch.equal(x, noise((3, 2)))
+    tensors, steps = [noise((3, 2), seed=k) for k in range(3)], [torch.tensor(0.2 * k) for k in range(3)]
+    expected = [RowNorms(0.3).prox(x, float(step)) for x, step in zip(tensors, steps, strict=True)]
+    RowNorms(0.3).prox_(tensors, steps)
+    torch.testing.assert_close(tensors, expected)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import compress
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import compress, repeat
+from operator import attrgetter, not_
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from proxmo.eager import row_chunks
+
+LARGE = 1 << 16  # elements from which on the calls for one tensor cost little beside it
 _DTYPES = (torch.float32, torch.float64)
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of axes
 
@@ -33,6 +36,24 @@ class Moves(NamedTuple):
             list(compress(self.directions, mask)),
             list(compress(self.gradients, mask)),
         )
+
+    def in_cache(self, acts_on_rows: Callable[[Tensor], bool]) -> Iterator[Moves]:
+        """Yield the moves in batches whose passes over memory stay in cache: all small ones, then each large tensor.
+
+        Large tensors are cut into row chunks, as views, where the prox acts on rows.
+        """
+        large = [p.numel() >= LARGE for p in self.params]
+        if not all(large):
+            yield self.chosen(map(not_, large))
+        for param, direction, gradient in zip(*self.chosen(large), strict=True):
+            alike = direction.shape == param.shape == (param if gradient is None else gradient).shape
+            count = row_chunks(param) if alike else 1
+            if count == 1 or not acts_on_rows(param):
+                yield Moves([param], [direction], [gradient])
+                continue
+            gradients = repeat(None) if gradient is None else gradient.chunk(count)
+            for p, d, g in zip(param.chunk(count), direction.chunk(count), gradients, strict=False):
+                yield Moves([p], [d], [g])
 
 
 def which_fit(moves: Moves) -> list[bool]:

@@ -354,14 +354,19 @@ def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
 
 
 def _read_whether_finite(tensors: list[Tensor]) -> bool:
-    """Whether all local elements are finite; reads one number per device."""
+    """Whether all local elements are finite; reads one number per device if they are."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for t in map(shards.local, tensors):
         if t.numel():
             by_device.setdefault(t.device, []).append(t)
-    # the largest magnitude of a tensor is NaN or inf if an element is
-    largest = [torch.stack([n.float() for n in torch._foreach_norm(some, math.inf)]) for some in by_device.values()]
-    return all(bool(norms.isfinite().all()) for norms in largest)
+    for some in by_device.values():
+        # A sum is not finite if an element is not; the largest magnitude, which takes longer, then tells an overflow.
+        sums = torch.stack([t.sum(dtype=torch.float32) for t in some])
+        if not bool(sums.isfinite().all()):
+            norms = torch.stack([norm.double() for norm in torch._foreach_norm(some, math.inf)])
+            if not bool(norms.isfinite().all()):
+                return False
+    return True
 
 
 # A compiled step cannot branch on values: this breaks the graph, or with fullgraph=True raises with the reason.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from proxmo.kernels import Moves
 from proxmo.optim.base import proximal_step
 from proxmo.optim.fused import check_fused, take_fused_steps
 from proxmo.optim.momentum import Initial, PolyakMomentum
@@ -81,5 +83,13 @@ class ProxSGD(PolyakMomentum):
         moves, certificates = self._moves(group, params), self._certificates_to_keep(group)
         if group["fused"] and certificates is None and not torch.compiler.is_compiling():
             moves = take_fused_steps(group, moves)
-        if moves.params:
-            proximal_step(group, moves.params, self._averaged(group, moves), certificates)
+        for some in self._batches(group, moves) if certificates is None else [moves]:
+            if some.params:
+                proximal_step(group, some.params, self._averaged(group, some), certificates)
+
+    def _batches(self, group: Group, moves: Moves) -> Iterable[Moves]:
+        """Cut the moves into batches that stay in cache from the average to the prox."""
+        if group["foreach"] or group["units"] is not None or torch.compiler.is_compiling():
+            return [moves]
+        penalty: Penalty | None = group["penalty"]
+        return moves.in_cache(lambda p: penalty is None or penalty.acts_on_rows(p))

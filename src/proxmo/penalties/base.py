@@ -7,10 +7,9 @@ import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import torch
@@ -149,7 +148,8 @@ class Penalty(ABC):
         checks.same_as("out", out, x)
         step = checks.step("step", step, x)
         self.check(x)
-        self._check_step(x, step)
+        self._check_step(step)
+        self._check_zero_steps(step)
         with torch.no_grad():
             if fused and (found := self._kernel_for(x, step)) is not None:
                 result = x if out is x else torch.empty_like(x)
@@ -175,13 +175,15 @@ class Penalty(ABC):
         if not isinstance(step, (Tensor, Sequence)) and step == 0:
             return
         steps: Sequence[Step] = step if isinstance(step, Sequence) else [step] * len(tensors)
+        for one in steps if isinstance(step, Sequence) else steps[:1]:
+            self._check_step(one)
         rest = set(range(len(tensors)))
-        for indices in _small_and_alike(tensors):
+        for indices in _small_and_alike(tensors) if self.elementwise_step or not isinstance(step, Sequence) else ():
             stacked = self._stacked(tensors[indices[0]])
             if stacked is not None:
                 members = [tensors[k] for k in indices]
                 stack = torch.stack(members)
-                one = step if not isinstance(step, Sequence) else _stack_steps([step[k] for k in indices], members)
+                one = _stack_steps([step[k] for k in indices], members) if isinstance(step, Sequence) else step
                 stacked._prox_tensor_(stack, one)
                 torch._foreach_copy_(members, stack.unbind())
                 rest.difference_update(indices)
@@ -192,30 +194,43 @@ class Penalty(ABC):
         """Replace one tensor, or one stack of tensors, by its prox."""
         if x.numel() == 0:
             return
-        work = self._seen(widen(x))  # x itself, a wider copy, the local shard, or the gathered tensor
-        local = shards.local(work)
-        if isinstance(step, Tensor):
-            step = self._step_for(x, step, local.dtype)
-        chunks = row_chunks(local) if self._acts_on_rows(work) else 1
-        if chunks > 1:
+        if shards.is_sharded(x):
+            self._prox_sharded_(x, step)
+            return
+        work = widen(x)
+        step = self._step_for(step, work.dtype)
+        chunks = row_chunks(work)
+        if chunks == 1 or not self.acts_on_rows(work):
+            self._call_hook(work, work, step)
+        else:
             per_element = isinstance(step, Tensor) and step.dim() > 0
-            steps: Iterable[Any] = step.expand(local.shape).chunk(chunks) if per_element else repeat(step)  # type: ignore[union-attr]
-            for rows, step_of_rows in zip(local.chunk(chunks), steps, strict=False):
+            steps = step.expand(work.shape).chunk(chunks) if per_element else [step] * chunks  # type: ignore[union-attr]
+            for rows, step_of_rows in zip(work.chunk(chunks), steps, strict=False):
                 self._call_hook(rows, rows, step_of_rows)
-        elif local.numel() or not self.separable:  # a rank without elements still takes part in collectives
-            self._call_hook(work, local, step)
-        target = shards.local(x)
-        if local is not target:
-            gathered = shards.is_sharded(x) and not self.separable and not shards.is_sharded(work)
-            target.copy_(shards.shard_of(local, x) if gathered else local)
+        if work is not x:
+            x.copy_(work)
+
+    def _prox_sharded_(self, x: Tensor, step: Step) -> None:
+        local = shards.local(x)
+        if isinstance(step, Tensor) and step.numel() > 1:
+            step = shards.local_step(step, x)
+        if self.separable:
+            self._prox_tensor_(local, step)
+        else:
+            seen = self._seen(widen(x))  # sharded or gathered; a rank without elements takes part in collectives, too
+            work = local if seen is x else shards.local(seen)
+            self._call_hook(seen, work, self._step_for(step, work.dtype))
+            if work is not local:
+                local.copy_(work if shards.is_sharded(seen) else shards.shard_of(work, x))
         shards.mark_written([x])
 
-    def _step_for(self, x: Tensor, step: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a step tensor as the hooks take it: 0-d in float64, or for the local shard, in its dtype or wider."""
+    def _step_for(self, step: Step, dtype: torch.dtype) -> Step:
+        """Return a step as the hooks take it: a number, 0-d in float64, or for every element in ``dtype`` or wider."""
+        if not isinstance(step, Tensor):
+            return step
         if step.numel() == 1:
             step = step.reshape(())
             return step if step.device.type == "mps" else step.double()  # step·strength may leave the range of float32
-        step = shards.local_step(step, x)
         if not self.separable:
             return step.to(torch.promote_types(step.dtype, dtype))
         if step.dtype == torch.float64 and dtype == torch.float32:  # a step beyond float32 must not become 0 or inf
@@ -232,16 +247,17 @@ class Penalty(ABC):
         if result is not local:
             local.copy_(result)
 
-    def _check_step(self, x: Tensor, step: Step) -> None:
-        """Raise if the prox of ``x`` is not known for a step tensor."""
-        if not isinstance(step, Tensor) or step.dim() == 0:
-            return
-        if not self.elementwise_step:
+    def _check_step(self, step: Step) -> None:
+        """Raise if ``_prox`` does not take this step tensor."""
+        if isinstance(step, Tensor) and step.numel() != 1 and not self.elementwise_step:
             raise ValueError(
                 f"step must be one number for the prox of {self}, got a tensor of shape {tuple(step.shape)}; a penalty "
                 "class whose _prox takes a step for every element says so with elementwise_step = True"
             )
-        if not self.separable and not torch.compiler.is_compiling():
+
+    def _check_zero_steps(self, step: Step) -> None:
+        """Raise if some elements have a step of zero and others not, unless the prox acts on each element alone."""
+        if isinstance(step, Tensor) and not self.separable and not torch.compiler.is_compiling():
             zero = shards.local(step) == 0
             if bool(zero.any()) and not bool(zero.all()):
                 raise ValueError(f"step must be > 0 for all elements or 0 for all in the prox of {self}, got a mixture")
@@ -282,7 +298,7 @@ class Penalty(ABC):
         """Return this penalty for a stack of tensors like ``x`` along a new first axis; ``None`` if there is none."""
         return self if self.separable and self._has_number_fields() else None
 
-    def _acts_on_rows(self, x: Tensor) -> bool:
+    def acts_on_rows(self, x: Tensor) -> bool:
         """Whether the prox of ``x`` is made of those of its rows along the first axis."""
         return self.separable and self._has_number_fields()
 
@@ -365,7 +381,7 @@ class Grouped(WithDim):
         stacked.dim = (0, *(axis + 1 for axis in indexing_axes(x, self.dim)))
         return stacked
 
-    def _acts_on_rows(self, x: Tensor) -> bool:
+    def acts_on_rows(self, x: Tensor) -> bool:
         alone = self.separable or (self.sum_over_groups and 0 in indexing_axes(x, self.dim))
         return alone and self._has_number_fields()
 
