@@ -1,4 +1,4 @@
-"""The package as a whole: dependencies, documented names, README and docs whose code runs, a complete changelog."""
+"""The whole package: dependencies, documentation of public names, code in README and docs, the changelog."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_library_depends_on_torch_and_numpy_only() -> None:
     assert _names(_metadata()["dependencies"]) == {"torch", "numpy"}
 
 
-def test_command_checks_for_every_package_of_its_extra() -> None:
+def test_command_requires_every_package_of_its_extra() -> None:
     distributions = {"PIL": "pillow", "sklearn": "scikit-learn"}
     extra = _metadata()["optional-dependencies"]["reproduce"]
     assert _names(extra) == {distributions.get(name, name) for name in REQUIRED}
     assert _metadata()["scripts"] == {"proxmo": "proxmo.cli:main"}
 
 
-def test_import_does_not_need_the_packages_of_the_command() -> None:
+def test_import_works_without_the_packages_of_the_command() -> None:
     program = f"import sys; sys.modules |= dict.fromkeys({REQUIRED}); import proxmo"
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -53,7 +53,7 @@ def test_import_does_not_import_the_packages_of_the_command() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_readme_has_the_commands_to_run_and_to_test() -> None:
+def test_readme_has_the_commands_to_reproduce_and_to_test() -> None:
     assert "    pip install -c constraints.txt '.[reproduce]' && proxmo reproduce\n" in README
     assert "    pip install -c constraints.txt -e '.[test]' && pytest\n" in README
 
@@ -105,7 +105,7 @@ def test_code_in_readme_and_docs_prints_the_output_below_it(tmp_path: Path, monk
         assert printed.getvalue() == expected
 
 
-def test_readme_is_right_about_the_plain_method() -> None:
+def test_readme_figure_for_zero_momentum_is_right() -> None:
     code = re.search(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert code is not None
     assert "uses 19 of the 20" in README.replace("\n", " ")

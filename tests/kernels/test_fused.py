@@ -135,7 +135,7 @@ def test_lr_beyond_float32_is_refused(is_fused: bool) -> None:
 
 @pytest.mark.parametrize("elements", [50, 200])
 def test_resized_parameter_is_refused(elements: int) -> None:
-    """As by eager steps: averages would be read beyond their end."""
+    """As in eager steps; a kernel would read beyond the end of the averages."""
     x = Parameter(torch.ones(100))
     x.grad = torch.ones(100)
     optimizer = ProxSGD([x], fused=True)
@@ -147,7 +147,7 @@ def test_resized_parameter_is_refused(elements: int) -> None:
 
 
 @pytest.mark.parametrize("penalty", [proxmo.Simplex(dim=0), proxmo.L1Ball(1.0, dim=0), proxmo.GroupLInf(1.0)], ids=str)
-def test_sums_that_overflow(penalty: proxmo.Penalty) -> None:
+def test_fused_prox_equals_eager_prox_if_sums_overflow(penalty: proxmo.Penalty) -> None:
     x = torch.full((1, 4), 2e38)
     torch.testing.assert_close(penalty.prox(x, 1.0, fused=True), penalty.prox(x, 1.0))
 
@@ -160,7 +160,7 @@ def test_sums_that_overflow(penalty: proxmo.Penalty) -> None:
      proxmo.Simplex(dim=0)],
     ids=str,
 )  # fmt: skip
-def test_nonfinite_gradient_stays_in_its_element_or_group(penalty: proxmo.Penalty | None, bad: float) -> None:
+def test_fused_step_equals_eager_step_for_nonfinite_gradients(penalty: proxmo.Penalty | None, bad: float) -> None:
     results = []
     for is_fused in (True, False):
         x = Parameter(noise((4, 30), torch.float32))
@@ -196,7 +196,7 @@ def test_fused_prox_equals_eager_prox(case: Any, dtype: torch.dtype) -> None:
     [proxmo.L1(0.3), proxmo.GroupL2(20.0), proxmo.GroupLInf(100.0), proxmo.Simplex(3.0, dim=0), proxmo.L2Ball(1.0)],
     ids=str,
 )
-def test_fused_prox_of_tensors_with_many_tasks(penalty: proxmo.Penalty) -> None:
+def test_fused_prox_equals_eager_prox_of_tensors_with_many_tasks(penalty: proxmo.Penalty) -> None:
     for shape in ((3, 70_000), (400, 600)):
         x = noise(shape, torch.float32)
         expected = penalty.prox(x, 1.0)
@@ -214,7 +214,7 @@ def test_out_may_overlap_with_the_input() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_a_prox_is_outside_autograd() -> None:
+def test_fused_prox_is_not_recorded_by_autograd() -> None:
     penalty, x = proxmo.GroupL2(0.5), Parameter(noise((4, 30), torch.float32))
     expected = penalty.prox(x.detach(), 1.0)
     found = penalty.prox(x, 1.0, fused=True)
@@ -235,7 +235,7 @@ def test_out_may_be_a_negative_view() -> None:
 
 
 @pytest.mark.parametrize("name", ["shrink", "cap", "soft_then_shrink", "simplex", "l1_ball", "l2_ball"])
-def test_rows_are_read_in_vectors(name: str) -> None:
+def test_row_kernels_have_no_gathers(name: str) -> None:
     function = tasks._task_taker(_row_loop(getattr(compiled_rows, name)), np.float32)
     assert "masked.gather" not in function.inspect_llvm()  # gathers take five times as long on some processors
 
@@ -254,7 +254,7 @@ def test_ordered_integers_have_the_order_of_floats(dtype: type) -> None:
     assert np.array(back, dtype).tobytes() == numbers.tobytes()
 
 
-def test_recorded_prox_is_eager() -> None:
+def test_traced_prox_equals_eager_prox() -> None:
     penalty, x = proxmo.Simplex(dim=0), noise((3, 20), torch.float32)
 
     def prox(x: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ def test_recorded_prox_is_eager() -> None:
     torch.testing.assert_close(torch.vmap(prox)(torch.stack([x, x]))[0], expected)
 
 
-def test_units_and_mixed_dtypes() -> None:
+def test_fused_step_equals_eager_step_for_units_and_mixed_dtypes() -> None:
     results = []
     for is_fused in (True, False):
         torch.manual_seed(0)
@@ -320,10 +320,10 @@ def some_threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("pool", ["of OpenMP", "own"])
+@pytest.mark.parametrize("pool", ["OpenMP", "own"])
 @pytest.mark.usefixtures("some_threads")
 def test_results_do_not_depend_on_the_number_of_threads(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if pool == "own":  # as where torch was built with another OpenMP than gcc's
+    if pool == "own":  # as if torch was built with another OpenMP than gcc's
         monkeypatch.setattr(tasks, "_openmp", lambda: None)
     results = []
     for count in (1, 2, 3):
@@ -365,7 +365,7 @@ raise SystemExit(os.wait()[1])
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=100)
 
 
-def test_changed_rates_do_not_recompile() -> None:
+def test_changed_lr_momentum_and_strength_do_not_recompile() -> None:
     penalty = proxmo.GroupLInf(0.1)
     _, optimizer = run(SHAPES[:3], torch.float32, True, penalty=penalty)
     compiled_before = tasks._task_taker.cache_info().misses
@@ -376,7 +376,7 @@ def test_changed_rates_do_not_recompile() -> None:
     assert tasks._task_taker.cache_info().misses == compiled_before
 
 
-def test_without_numba_one_warning_and_the_eager_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_fused_warns_once_and_runs_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("proxmo.kernels.step", "proxmo.kernels.tasks"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(kernels, "step", raising=False)
@@ -392,7 +392,7 @@ def test_without_numba_one_warning_and_the_eager_path(monkeypatch: pytest.Monkey
     assert all(map(torch.equal, found, expected))
 
 
-def test_bad_options_are_refused() -> None:
+def test_invalid_fused_options_are_refused() -> None:
     with pytest.raises(TypeError, match="fused must be True, False or None, got 'yes'"):
         ProxSGD([torch.zeros(2)], fused="yes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="fused and foreach cannot both be True"):
@@ -406,7 +406,7 @@ def _tenth(x: Any, c: Any) -> Any:
 
 @dataclass
 class Tenth(proxmo.Penalty):
-    """9/2·‖x‖², with a kernel of its own that is told apart from the eager prox by a factor of 10."""
+    """9/2·‖x‖², with its own kernel, which differs from the eager prox by a factor of 10."""
 
     convex: ClassVar[bool] = True
     separable: ClassVar[bool] = True
@@ -418,7 +418,7 @@ class Tenth(proxmo.Penalty):
         return Kernel(_tenth, (0.01,))
 
 
-def test_penalty_of_a_user_brings_its_own_kernel() -> None:
+def test_custom_penalty_can_have_its_own_kernel() -> None:
     x = torch.tensor([1.0, 2.0])
     torch.testing.assert_close(Tenth().prox(x, 1.0), x / 10)
     torch.testing.assert_close(Tenth().prox(x, 1.0, fused=True), x / 100)
@@ -430,7 +430,7 @@ def test_penalty_of_a_user_brings_its_own_kernel() -> None:
 
 @dataclass
 class Doubled(proxmo.L1):
-    """ℓ1 of twice the strength by a new prox, without a new kernel."""
+    """ℓ1 of twice the strength, with a new prox but no new kernel."""
 
     def _prox(self, x: Tensor, step: float | Tensor, out: Tensor | None) -> Tensor:
         return proxmo.L1(2 * self.strength)._prox(x, step, out)
@@ -438,7 +438,7 @@ class Doubled(proxmo.L1):
 
 @dataclass
 class Wider(proxmo.Box):
-    """A box that is twice as wide, without a new kernel."""
+    """A box that is twice as wide, with a new projection but no new kernel."""
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         return x.clamp(2 * self.low, 2 * self.high)

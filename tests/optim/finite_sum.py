@@ -1,4 +1,4 @@
-"""A small finite sum for the two-point methods: their numpy references, and the same problem in torch."""
+"""A small finite-sum problem for the two-point methods: in torch, and with a numpy reference of each method."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCHES = [generator.integers(40, size=4) for _ in range(2 * STEPS)]
 ALL = np.arange(40)
 
 
-# The reference: plain numpy on f = mean of the non-convex 1 − tanh(y·<a, x>), with an ℓ1 penalty.
+# References in numpy: f is the mean of the non-convex 1 − tanh(y·<a, x>), ψ an ℓ1 penalty.
 
 
 def gradient(x: Array, rows: Array) -> Array:
@@ -97,7 +97,7 @@ def take_step(optimizer: RecursiveOptimizer, x: Parameter, k: int) -> None:
 
 
 def step_on(optimizer: RecursiveOptimizer, closure: Any, other: Any = None) -> None:
-    """A step with one closure for all that the method asks for, unless there is another."""
+    """Take a step, with ``closure`` for the second sample too unless ``other`` is given."""
     if isinstance(optimizer, proxmo.ProxHybridSGD):
         optimizer.step(closure, other or closure)
     else:

@@ -1,4 +1,4 @@
-"""A small network, its optimizer and its training, for tests of the optimizer contract."""
+"""A small network with its optimizer and training loop, for tests of the optimizer contract."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def model(seed: int = 0) -> nn.Sequential:
 
 
 def make(net: nn.Module, **options: Any) -> proxmo.ProxSGD:
-    """Weights in one group, biases in another, as users do."""
+    """Make an optimizer with weights and biases in separate parameter groups, as users do."""
     weights = [p for p in net.parameters() if p.dim() > 1]
     biases = [p for p in net.parameters() if p.dim() == 1]
     groups = [{"params": weights, "penalty": proxmo.GroupLInf(0.3)}, {"params": biases}]

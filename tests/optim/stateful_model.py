@@ -1,4 +1,4 @@
-"""What the model of long random runs knows: penalties by formulas of its own, parameters, groups, and samples."""
+"""The model of long random runs: penalties by independent formulas, parameters, groups and samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Psi:
-    """A penalty as the model sees it: its name, its fields and formulas of its own."""
+    """A penalty in the model: its name, its fields and independent formulas in numpy."""
 
     kind: str
     fields: dict[str, Any]
@@ -34,11 +34,11 @@ class Psi:
 
     @property
     def coupled(self) -> bool:
-        """Whether an entry depends on the others of its group."""
+        """Whether the prox of an entry depends on the other entries of its group."""
         return self.kind in ("GroupL2", "GroupLInf", "L2Ball")
 
     def prox(self, y: Array, step: float) -> tuple[Array, Array]:
-        """The prox, and for each entry that is zero how far ``y`` could move and leave it zero."""
+        """Return the prox and, for each entry that is zero, how far ``y`` can move before it no longer is."""
         result, margin = y.copy(), np.zeros_like(y)
         if step > 0 and y.size:
             for index in self.indices(y):
@@ -46,7 +46,7 @@ class Psi:
         return result, margin
 
     def spread(self, bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """The entries that depend on one of the bad ones."""
+        """Return the mask of entries that depend on a bad one."""
         result = bad.copy()
         if self.coupled and bad.size:
             for index in self.indices(bad):
@@ -70,7 +70,7 @@ class Psi:
             return y / (1 + t), 0.0
         if self.kind == "GroupL2":
             return (y * (1 - t / norm) if norm > t else 0 * y), abs(norm - t)
-        # GroupLInf: each number of cut entries gives a lower bound of the level, the right one the level itself
+        # GroupLInf: every number of clipped entries gives a lower bound on the level, and the right number the level
         sums = np.cumsum(np.sort(np.abs(y).ravel())[::-1])
         level = max(((sums - t) / np.arange(1, sums.size + 1)).max(), 0.0)
         return np.clip(y, -level, level), abs(sums[-1] - t)
@@ -85,7 +85,7 @@ PENALTIES = [
     Psi("GroupL2", {"strength": 0.4, "dim": 1}, axes=2),
     Psi("GroupLInf", {"strength": 0.5, "dim": 0}, axes=1),
     Psi("GroupLInf", {"strength": 0.5, "dim": 1}, axes=2),
-    Psi("Box", {"low": -0.5, "high": 0.75}),  # bounds that float32 has: others would be rounded
+    Psi("Box", {"low": -0.5, "high": 0.75}),  # exact in float32: other bounds would be rounded
     Psi("L2Ball", {"radius": 1.0, "dim": None}),
     Psi("L2Ball", {"radius": 0.5, "dim": 0}, axes=1),
 ]
@@ -99,8 +99,8 @@ RATES = [0.0, 1e-12, 1e-3, 0.1, 1.0, 1e6]
 
 
 @dataclass
-class Known:
-    """What the model knows of one parameter."""
+class Tracked:
+    """A parameter of the optimizer, and the values that the model expects it to have."""
 
     param: Tensor
     x: Array
@@ -110,7 +110,7 @@ class Known:
 
 @dataclass
 class Group:
-    known: list[Known]
+    tracked: list[Tracked]
     penalty: Psi
     options: dict[str, Any]
     tensor_lr: bool
@@ -119,34 +119,34 @@ class Group:
         return torch.tensor(self.options["lr"], dtype=torch.float64) if self.tensor_lr else self.options["lr"]
 
     def arguments(self) -> dict[str, Any]:
-        """As the optimizer takes it."""
+        """Return the parameter group as the optimizer takes it."""
         penalty = None if self.penalty is NONE else self.penalty.build()
-        return {**self.options, "params": [k.param for k in self.known], "penalty": penalty, "lr": self.lr()}
+        return {**self.options, "params": [k.param for k in self.tracked], "penalty": penalty, "lr": self.lr()}
 
 
 class Sample:
-    """A closure that puts random gradients on the parameters, and remembers where it was called."""
+    """A closure that sets random gradients and records the points and gradients of each call."""
 
     def __init__(
-        self, known: list[Known], seed: int, scale: float = 1.0, missing: float = 0.0, bad: float | None = None
+        self, tracked: list[Tracked], seed: int, scale: float = 1.0, missing: float = 0.0, bad: float | None = None
     ) -> None:
-        self._known, self._rng = known, np.random.default_rng(seed)
+        self._tracked, self._rng = tracked, np.random.default_rng(seed)
         self._scale, self._missing, self.bad = scale, missing, bad
         self.points: list[list[Tensor]] = []
         self.gradients: list[list[Tensor | None]] = []
 
     def __call__(self) -> float:
-        self.points.append([k.param.detach().clone() for k in self._known])
-        gradients = [self._gradient(k.param) for k in self._known]
+        self.points.append([k.param.detach().clone() for k in self._tracked])
+        gradients = [self._gradient(k.param) for k in self._tracked]
         entries = [g for g in gradients if g is not None and g.numel()]
         if self.bad is not None and entries:
             flat = entries[self._rng.integers(len(entries))].view(-1)
             flat[self._rng.integers(len(flat))] = self.bad
-        for known, gradient in zip(self._known, gradients, strict=True):
-            if gradient is not None and known.param.grad is not None and self._rng.random() < 0.5:
-                known.param.grad.copy_(gradient)  # into the old memory, as after zero_grad(set_to_none=False)
+        for tracked, gradient in zip(self._tracked, gradients, strict=True):
+            if gradient is not None and tracked.param.grad is not None and self._rng.random() < 0.5:
+                tracked.param.grad.copy_(gradient)  # into the old tensor, as after zero_grad(set_to_none=False)
             else:
-                known.param.grad = gradient
+                tracked.param.grad = gradient
         self.gradients.append([None if g is None else g.clone() for g in gradients])
         return 1.5
 
@@ -157,15 +157,15 @@ class Sample:
 
 
 class ClosureError(Exception):
-    """What goes wrong in a closure."""
+    """Raised on purpose in a closure."""
 
 
 def finite_part(gradient: Tensor | None) -> tuple[Array, NDArray[np.bool_]]:
-    """A gradient with 0 where it is not finite, and where that is."""
+    """Return the gradient with 0 in place of non-finite entries, and the mask of these entries."""
     assert gradient is not None
-    found = array(gradient)
-    bad = np.asarray(~np.isfinite(found))
-    return np.where(bad, 0.0, found), bad
+    values = array(gradient)
+    bad = np.asarray(~np.isfinite(values))
+    return np.where(bad, 0.0, values), bad
 
 
 def array(tensor: Tensor) -> Array:
@@ -173,7 +173,7 @@ def array(tensor: Tensor) -> Array:
 
 
 def same_bits(one: Any, other: Any) -> bool:
-    """Whether nested data are equal to the bit, NaN and the sign of zero included."""
+    """Return whether nested data are bitwise equal, including NaN and the sign of zero."""
     if isinstance(one, Tensor):
         bits = [t.detach().numpy().tobytes() for t in (one, other)]
         return one.dtype == other.dtype and one.shape == other.shape and bits[0] == bits[1]

@@ -1,4 +1,4 @@
-"""AutoProxSGD: what it estimates, that it resumes exactly, and that it keeps up with a tuned grid."""
+"""AutoProxSGD: its estimates, exact resumption, and errors close to those of a tuned grid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drive(problem: Problem, x: Parameter, optimizer: proxmo.AutoProxSGD, seeds: 
         assert optimizer.step(closure) == seed
 
 
-def failing_at_the_second_point(x: Parameter) -> Callable[[], float]:
+def fails_at_its_second_call(x: Parameter) -> Callable[[], float]:
     calls = iter([1, 2])
 
     def closure() -> float:
@@ -43,13 +43,13 @@ def failing_at_the_second_point(x: Parameter) -> Callable[[], float]:
     return closure
 
 
-def test_estimates_on_a_quadratic() -> None:
+def test_estimates_converge_to_the_constants_of_a_quadratic() -> None:
     problem = Quadratic("test", [2.0, 2.0, 2.0], shift=5.0, strength=1.0, sigma=3.0)
     x = Parameter(problem.start(1))
     optimizer = proxmo.AutoProxSGD([x], penalty=problem.penalty)
     drive(problem, x, optimizer, range(8))
     group = optimizer.param_groups[0]
-    assert torch.equal(x, problem.start(1))  # only learning so far
+    assert torch.equal(x, problem.start(1))  # the learning phase moves nothing
     gradients = [problem.gradient(x.detach(), problem.sample(1, torch.Generator().manual_seed(s))) for s in range(8)]
     stacked = torch.stack(gradients)
     torch.testing.assert_close(optimizer.state[x]["momentum_buffer"], stacked.mean(0))
@@ -66,36 +66,36 @@ def test_estimates_on_a_quadratic() -> None:
     assert 0.9 < group["momentum"] < 1
 
 
-def test_one_step_is_the_rule() -> None:
+def test_step_follows_the_formulas_for_lr_and_momentum() -> None:
     problem = Quadratic("test", [2.0, 2.0], shift=5.0, strength=1.0, sigma=3.0)
     x = Parameter(problem.start(1))
     optimizer = proxmo.AutoProxSGD([x], penalty=problem.penalty)
     drive(problem, x, optimizer, range(30))
-    known = copy.deepcopy(optimizer.param_groups[0])
+    old = copy.deepcopy(optimizer.param_groups[0])
     average, before = optimizer.state[x]["momentum_buffer"].clone(), x.detach().clone()
     drive(problem, x, optimizer, range(30, 31))
     gradient = x.grad
     assert gradient is not None
-    variance = known["noise_variance"] + (float((gradient - average).square().sum()) - known["noise_variance"]) / 31
-    drifted = (math.sqrt(known["momentum_error"]) + known["smoothness"] * known["movement"]) ** 2
+    variance = old["noise_variance"] + (float((gradient - average).square().sum()) - old["noise_variance"]) / 31
+    drifted = (math.sqrt(old["momentum_error"]) + old["smoothness"] * old["movement"]) ** 2
     gamma = drifted / (drifted + variance)
-    M = max(4 * known["smoothness"], 2 * known["smoothness"] / gamma)
+    M = max(4 * old["smoothness"], 2 * old["smoothness"] / gamma)
     m = (1 - gamma) * average + gamma * gradient
     torch.testing.assert_close(x.detach(), (before - m / M) / (1 + 1 / M))
     assert optimizer.param_groups[0]["momentum_error"] == pytest.approx(drifted * variance / (drifted + variance))
 
 
 @pytest.mark.parametrize("cut", [3, 8, 10, 41])
-def test_a_resumed_run_is_the_same_run(cut: int, tmp_path: Path) -> None:
-    """Also when it stops while it learns, or in the middle of a window of secants."""
+def test_resumed_run_equals_uninterrupted_run(cut: int, tmp_path: Path) -> None:
+    """Including checkpoints from the learning phase and from the middle of a window of secants."""
     problem = RobustRegression("test", "linf1", batch=4)
 
     def fresh() -> tuple[Parameter, proxmo.AutoProxSGD]:
         x = Parameter(problem.start(1))
         return x, proxmo.AutoProxSGD([x], penalty=copy.deepcopy(problem.penalty))
 
-    straight, optimizer = fresh()
-    drive(problem, straight, optimizer, range(60))
+    uninterrupted, optimizer = fresh()
+    drive(problem, uninterrupted, optimizer, range(60))
     x, optimizer = fresh()
     drive(problem, x, optimizer, range(cut))
     torch.save((x.data, optimizer.state_dict()), tmp_path / "state.pt")
@@ -104,11 +104,11 @@ def test_a_resumed_run_is_the_same_run(cut: int, tmp_path: Path) -> None:
     x.data.copy_(point)
     optimizer.load_state_dict(state)
     drive(problem, x, optimizer, range(cut, 60))
-    assert torch.equal(x, straight)
+    assert torch.equal(x, uninterrupted)
 
 
-def test_without_noise_it_converges() -> None:
-    """Drift is taken for noise then, which costs time but not the solution."""
+def test_converges_without_noise() -> None:
+    """Drift is then mistaken for noise, which slows convergence but does not prevent it."""
     problem = Quadratic("test", [1.0, 4.0], shift=2.0, strength=0.0, sigma=0.0)
     x = Parameter(problem.start(1))
     optimizer = proxmo.AutoProxSGD([x])
@@ -116,7 +116,7 @@ def test_without_noise_it_converges() -> None:
     assert problem.error(x.detach()) < 1e-3 * problem.error(problem.start(1))
 
 
-def test_several_groups_and_a_missing_gradient() -> None:
+def test_groups_have_their_own_penalty_and_parameter_without_gradient_stays() -> None:
     a, b, unused = (Parameter(torch.full((3,), 2.0, dtype=DOUBLE)) for _ in range(3))
     optimizer = proxmo.AutoProxSGD([{"params": [a], "penalty": proxmo.L1(10.0)}, {"params": [b, unused]}])
     generator = torch.Generator().manual_seed(0)
@@ -135,43 +135,43 @@ def test_several_groups_and_a_missing_gradient() -> None:
     assert torch.equal(unused, torch.full((3,), 2.0, dtype=DOUBLE))
 
 
-def test_bad_calls_change_nothing() -> None:
+def test_failed_steps_change_nothing() -> None:
     x = Parameter(torch.ones(2))
     optimizer = proxmo.AutoProxSGD([x])
     x.grad = torch.ones(2)
     with pytest.raises(TypeError, match="needs a closure"):
         optimizer.step()
 
-    def not_a_number() -> float:
+    def closure_with_nan_gradient() -> float:
         x.grad = torch.tensor([math.nan, 1.0])
         return 0.0
 
     with pytest.raises(FloatingPointError, match="the gradient is not finite"):
-        optimizer.step(not_a_number)
+        optimizer.step(closure_with_nan_gradient)
     fresh = copy.deepcopy(optimizer.state_dict()["param_groups"])
     with pytest.raises(ArithmeticError):
-        optimizer.step(failing_at_the_second_point(x))
+        optimizer.step(fails_at_its_second_call(x))
     assert torch.equal(x, torch.ones(2))
     assert optimizer.state_dict()["param_groups"] == fresh
     assert all((value == 0).all() for value in optimizer.state[x].values())
 
 
 @pytest.mark.parametrize("when", [0, 4, 7, 9, 10])
-def test_a_closure_that_raises_can_be_tried_again(when: int) -> None:
-    """Wherever it fails, in learning or at a secant later, the run goes on as if nothing had happened."""
+def test_run_continues_unchanged_after_a_closure_raises(when: int) -> None:
+    """Whether it fails in the learning phase or at a later secant, the run continues as if nothing had happened."""
     problem = Quadratic("test", [1.0, 3.0], shift=2.0, strength=0.1, sigma=1.0)
     x, y = Parameter(problem.start(1)), Parameter(problem.start(1))
-    steady, troubled = (proxmo.AutoProxSGD([p], penalty=proxmo.SquaredL2(0.1)) for p in (x, y))
-    drive(problem, x, steady, range(20))
-    drive(problem, y, troubled, range(when))
+    undisturbed, disturbed = (proxmo.AutoProxSGD([p], penalty=proxmo.SquaredL2(0.1)) for p in (x, y))
+    drive(problem, x, undisturbed, range(20))
+    drive(problem, y, disturbed, range(when))
     with pytest.raises(ArithmeticError):
-        troubled.step(failing_at_the_second_point(y))
-    drive(problem, y, troubled, range(when, 20))
+        disturbed.step(fails_at_its_second_call(y))
+    drive(problem, y, disturbed, range(when, 20))
     assert torch.equal(x, y)
 
 
-def test_a_start_without_gradient_is_waited_out() -> None:
-    """Eight zero gradients tell nothing; it goes on learning instead of standing still for ever."""
+def test_learning_phase_lasts_while_gradients_are_zero() -> None:
+    """Eight zero gradients carry no information; the optimizer keeps learning instead of stalling forever."""
     x = Parameter(torch.zeros(2, dtype=DOUBLE))
     optimizer = proxmo.AutoProxSGD([x])
     for k in range(300):
@@ -184,7 +184,7 @@ def test_a_start_without_gradient_is_waited_out() -> None:
     torch.testing.assert_close(x.detach(), torch.ones(2, dtype=DOUBLE), rtol=0, atol=0.1)
 
 
-def test_parameters_that_appear_late() -> None:
+def test_parameters_added_late_are_optimized() -> None:
     first, late = Parameter(torch.ones(2, dtype=DOUBLE)), Parameter(torch.ones(2, dtype=DOUBLE))
     optimizer = proxmo.AutoProxSGD([first])
     for k in range(200):
@@ -201,7 +201,7 @@ def test_parameters_that_appear_late() -> None:
     assert late.abs().max() < 0.5
 
 
-def test_distributed_checkpoint_of_a_fresh_one() -> None:
+def test_distributed_checkpoint_of_a_fresh_optimizer_moves_nothing() -> None:
     net = torch.nn.Linear(3, 2)
     optimizer = proxmo.AutoProxSGD(net.parameters(), penalty=proxmo.L1(0.1))
     before = copy.deepcopy(net.state_dict())
@@ -225,7 +225,7 @@ def test_distributed_checkpoint_of_a_fresh_one() -> None:
     ],
     ids=lambda problem: problem.name,
 )
-def test_it_keeps_up_with_the_best_cell_of_a_grid(problem: Problem) -> None:
+def test_error_is_close_to_the_best_of_a_tuned_grid(problem: Problem) -> None:
     """A small version of benchmarks/auto.py."""
     best, _, _ = auto.grid_error(problem, samples=2000, seeds=3)
     runs = [auto.auto_error(problem, samples=2000, seed=seed)[0] for seed in range(3)]

@@ -1,4 +1,4 @@
-"""Saving, loading and copying: plain data out, the live penalty updated, nothing changed by what does not fit."""
+"""Saving, loading and copying: state dicts are plain data, loading updates the live penalty or changes nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_loading_updates_the_live_penalty() -> None:
     optimizer.load_state_dict(saved)
     assert optimizer.param_groups[0]["penalty"] is live
     assert live == proxmo.GroupL2(0.5, dim=(0, 1))
-    box = proxmo.Box(0.0, 1.0)  # both bounds move past the old ones, in one go
+    box = proxmo.Box(0.0, 1.0)  # both bounds must change at once: the new low exceeds the old high
     optimizer = proxmo.ProxSGD([torch.zeros(2)], penalty=box)
     optimizer.load_state_dict(proxmo.ProxSGD([torch.zeros(2)], penalty=proxmo.Box(5.0, 6.0)).state_dict())
     assert box == proxmo.Box(5.0, 6.0)
@@ -76,7 +76,7 @@ def saved_with(penalty: proxmo.Penalty | None, fields: dict[str, Any] | None = N
         (proxmo.L1(0.1), saved_with(None, {"L1": {"strength": -1.0}}), "L1: strength must be a finite number"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_raises_and_changes_nothing(
+def test_mismatched_checkpoint_is_refused_and_changes_nothing(
     live: proxmo.Penalty | None, state: dict[str, Any], message: str
 ) -> None:
     optimizer = proxmo.ProxSGD([torch.zeros(2, 2)], lr=0.1, penalty=live)
@@ -101,7 +101,7 @@ def test_state_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     assert str(optimizers[1].state_dict()) == str(before)
 
 
-def test_one_penalty_cannot_be_loaded_with_two_values() -> None:
+def test_shared_penalty_cannot_be_loaded_with_two_values() -> None:
     def optimizer(first: proxmo.Penalty, second: proxmo.Penalty) -> proxmo.ProxSGD:
         return proxmo.ProxSGD(
             [{"params": [torch.zeros(2)], "penalty": first}, {"params": [torch.zeros(2)], "penalty": second}]
@@ -115,8 +115,8 @@ def test_one_penalty_cannot_be_loaded_with_two_values() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_distributed_checkpoint(tmp_path: Path) -> None:
-    """A fresh optimizer gets its state by a step with zero gradients and lr = 0, which must move nothing."""
+def test_distributed_checkpoint_round_trip(tmp_path: Path) -> None:
+    """A fresh optimizer's state is initialised by a step with zero gradients and lr = 0, which must move nothing."""
     net = model()
     optimizer = make(net, lr=0.1)
     with torch.no_grad():
@@ -149,7 +149,7 @@ def test_distributed_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_deepcopy_and_pickle(duplicate: Any) -> None:
+def test_deepcopied_and_pickled_optimizers_continue_identically(duplicate: Any) -> None:
     net = model()
     optimizer = make(net)
     train(net, optimizer, range(2))
@@ -161,7 +161,7 @@ def test_deepcopy_and_pickle(duplicate: Any) -> None:
     assert_same(net, twin_net)
 
 
-def test_a_checkpoint_of_torch_sgd_can_be_continued() -> None:
+def test_checkpoint_of_torch_sgd_can_be_resumed() -> None:
     ours, theirs = Parameter(torch.ones(3, dtype=torch.float64)), Parameter(torch.ones(3, dtype=torch.float64))
     sgd = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, dampening=0.9)
     theirs.grad = torch.ones(3, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A second look at a sample leaves no trace, whatever the closure does."""
+"""Evaluating a closure again at another point leaves no trace, whatever the closure does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxmo.optim.evaluation import Sample, traces_of_modules
 
 
 class Moving(nn.Module):
-    """Replaces one buffer at each call, and changes another in place."""
+    """Replaces one buffer and changes another in place at each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ def normed() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_buffers_of_all_modules_called_are_put_back(compiled: bool) -> None:
+def test_buffers_of_called_modules_are_restored(compiled: bool) -> None:
     torch.compiler.reset()
     first, second = normed(), normed()
     call = torch.compile(first, backend="eager") if compiled else first
@@ -50,7 +50,7 @@ def test_buffers_of_all_modules_called_are_put_back(compiled: bool) -> None:
     assert second[2][1].replaced == 1
 
 
-def test_modules_are_called_as_before_afterwards_even_if_one_raises() -> None:
+def test_module_call_is_restored_on_exit_even_after_an_exception() -> None:
     net = normed()
     call = nn.Module.__call__
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), traces_of_modules():
@@ -59,13 +59,13 @@ def test_modules_are_called_as_before_afterwards_even_if_one_raises() -> None:
     with traces_of_modules() as traces:
         net(torch.zeros(4, 2))
     assert nn.Module.__call__ is call
-    assert net[2][1].changed == 1  # watched only
+    assert net[2][1].changed == 1  # recorded, but not yet restored
     traces.restore_buffers()
     assert net[2][1].changed == 0
 
 
 class Hidden(nn.Module):
-    """Has a module that it does not tell of, and a buffer that cannot be written to."""
+    """Has an unregistered submodule and a buffer that cannot be written to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Normed(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["hidden", "compiled in place", "inside another"])
-def test_unusual_modules(how: str) -> None:
+def test_buffers_of_hidden_and_compiled_modules_are_restored(how: str) -> None:
     torch.compiler.reset()
     hidden, normed = Hidden(), Normed()
     normed.compile(backend="eager", fullgraph=True)
@@ -105,8 +105,8 @@ def test_unusual_modules(how: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, norm.buffers(), strict=True))
 
 
-def test_gradients_of_other_parameters_are_left_alone() -> None:
-    """Of those that the closure gives to a second optimizer, say."""
+def test_gradients_of_other_parameters_are_unchanged() -> None:
+    """For example, the gradients of parameters that belong to a second optimizer."""
     net = nn.Linear(1, 1)
 
     def closure() -> None:
@@ -119,7 +119,7 @@ def test_gradients_of_other_parameters_are_left_alone() -> None:
     assert net.bias.grad.item() == 1
 
 
-def test_compiled_modules_are_not_compiled_again() -> None:
+def test_compiled_modules_are_not_recompiled() -> None:
     torch.compiler.reset()
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     count = 0
@@ -140,7 +140,7 @@ def test_compiled_modules_are_not_compiled_again() -> None:
     assert count == compiled
 
 
-def test_the_sample_is_the_same_and_nothing_is_moved() -> None:
+def test_second_evaluation_uses_the_same_random_numbers_and_moves_nothing() -> None:
     x, unused = Parameter(torch.tensor([2.0, 3.0])), Parameter(torch.zeros(1))
 
     def closure() -> float:
@@ -152,8 +152,8 @@ def test_the_sample_is_the_same_and_nothing_is_moved() -> None:
     expected, following = torch.rand(2), torch.rand(1)
     torch.manual_seed(0)
     sample = Sample("closure", closure, [x, unused])
-    there, none = sample.gradients_at([torch.tensor([10.0, 10.0]), torch.ones(1)])
-    assert none is None
+    there, gradient_of_unused = sample.gradients_at([torch.tensor([10.0, 10.0]), torch.ones(1)])
+    assert gradient_of_unused is None
     torch.testing.assert_close(there, 20 * expected)
     torch.testing.assert_close(x.grad, 2 * torch.tensor([2.0, 3.0]) * expected)
     assert x.tolist() == [2.0, 3.0]
@@ -162,8 +162,8 @@ def test_the_sample_is_the_same_and_nothing_is_moved() -> None:
     assert torch.equal(torch.rand(1), following)
 
 
-def test_gradients_in_memory_that_is_used_again() -> None:
-    """As a DDP reducer hands out views of its buckets."""
+def test_gradients_survive_reuse_of_their_memory() -> None:
+    """A DDP reducer, for example, hands out views of its buckets."""
     x = Parameter(torch.tensor([2.0]))
     bucket = torch.zeros(1)
 

@@ -1,4 +1,4 @@
-"""InexactProxSGD: the limit of many inner steps is ProxSGD; the criterion, the fallback, precision, the bounds."""
+"""InexactProxSGD: its limit (ProxSGD), the stopping criterion, the fallback, precision and the bounds of theory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from proxmo.experiments.problems import RobustRegression
 
 @pytest.mark.parametrize("penalty", [proxmo.SquaredL2(2.0), proxmo.Huber(1.5, 0.7)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.0}, {"initial": "zero"}, {"maximize": True}], ids=str)
-def test_with_many_inner_steps_it_is_prox_sgd(penalty: proxmo.Penalty, options: dict[str, Any]) -> None:
+def test_many_inner_steps_equal_prox_sgd(penalty: proxmo.Penalty, options: dict[str, Any]) -> None:
     x, y = start(), start()
     exact = proxmo.ProxSGD([x], **{"lr": 0.2, "momentum": 0.8, "penalty": penalty, **options})
     inexact = InexactProxSGD([y], **{"lr": 0.2, "momentum": 0.8, "inner": InnerSGD(200, lr=0.15), **options})
@@ -28,14 +28,14 @@ def test_with_many_inner_steps_it_is_prox_sgd(penalty: proxmo.Penalty, options: 
         loss = inexact.step(noisy_f(y, k), smooth_psi(y, penalty))
         assert isinstance(loss, float)
         torch.testing.assert_close(y, x, rtol=1e-9, atol=1e-10)
-        torch.testing.assert_close(y.grad, x.grad)  # of f at the point before
+        torch.testing.assert_close(y.grad, x.grad)  # of f at the previous point
     assert inexact.param_groups[0]["psi_evaluations"] == 10 * 201
     assert inexact.report is not None
     assert inexact.report.steps == 200
 
 
-def test_one_inner_step_by_hand() -> None:
-    """Two parameter groups with an M each: the inner gradient is m + ∇ψ + M·(x − x_k)."""
+def test_inner_steps_equal_a_computation_by_hand() -> None:
+    """The inner gradient is m + ∇ψ + M·(x − x_k), with an M for each parameter group."""
     a, b = Parameter(torch.tensor([3.0], dtype=DOUBLE)), Parameter(torch.tensor([-1.0], dtype=DOUBLE))
     optimizer = InexactProxSGD(
         [{"params": [a]}, {"params": [b], "lr": 0.25}], lr=0.5, momentum=0.5, inner=InnerSGD(2, lr=0.1)
@@ -69,7 +69,7 @@ def test_one_inner_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize("S", [0.0, 1e-6, 1e-2])
-def test_the_criterion_stops_the_inner_solver(S: float) -> None:
+def test_inner_solver_stops_when_the_criterion_is_met(S: float) -> None:
     penalty = proxmo.Huber(1.5, 0.7)
     x = start()
     inner = InnerSGD(500, lr=0.1, S=S)
@@ -83,21 +83,21 @@ def test_the_criterion_stops_the_inner_solver(S: float) -> None:
         assert report.met
         assert 0 < report.steps < 500
         steps.append(report.steps)
-        # the criterion from outside: autograd on Ω at the point that was reached
+        # recompute the criterion with autograd of Ω at the final point
         m = optimizer.state[x]["momentum_buffer"]
         assert average is None or not torch.equal(m, average["momentum_buffer"])
         point = x.detach().clone().requires_grad_()
         omega = (m * point).sum() + penalty.value(point) + 2.5 * (point - before).square().sum()
         (gradient,) = torch.autograd.grad(omega, point)
-        right = 25 / 16 * float((x.detach() - before).square().sum()) + S
+        bound = 25 / 16 * float((x.detach() - before).square().sum()) + S
         assert report.gradient_norm == pytest.approx(float(gradient.square().sum()), rel=1e-9)
-        assert report.bound == pytest.approx(right, rel=1e-9)
+        assert report.bound == pytest.approx(bound, rel=1e-9)
         assert report.gradient_norm <= report.bound
-    if S == 0:  # far fewer than it takes to solve the subproblem
+    if S == 0:  # far fewer than solving the subproblem takes
         assert max(steps) <= theory.inner_steps(penalty_smoothness=1.5, M=5.0) * 2
 
 
-def test_a_start_that_meets_the_criterion_is_not_left() -> None:
+def test_no_inner_step_is_taken_if_the_start_meets_the_criterion() -> None:
     x = Parameter(torch.zeros(2))
     optimizer = InexactProxSGD([x], lr=0.1, inner=InnerSGD(5, lr=0.01, S=100.0))
     optimizer.step(noisy_f(x, 0), smooth_psi(x, proxmo.SquaredL2(1.0)))
@@ -106,7 +106,7 @@ def test_a_start_that_meets_the_criterion_is_not_left() -> None:
     assert optimizer.param_groups[0]["psi_evaluations"] == 1
 
 
-def test_a_cap_that_is_too_low_is_reported() -> None:
+def test_report_says_if_too_few_steps_were_allowed_to_meet_the_criterion() -> None:
     x = start()
     optimizer = InexactProxSGD([x], lr=0.2, inner=InnerSGD(1, lr=0.001, S=0.0))
     optimizer.step(noisy_f(x, 0), smooth_psi(x, proxmo.SquaredL2(1.0)))
@@ -117,8 +117,8 @@ def test_a_cap_that_is_too_low_is_reported() -> None:
 
 
 @pytest.mark.parametrize("with_value", [True, False])
-def test_never_worse_than_the_start_if_values_are_given(with_value: bool) -> None:
-    """An inner lr that is too long for ψ: with values the step is taken back and counted, without it is not."""
+def test_step_that_increases_the_objective_is_undone_if_psi_returns_values(with_value: bool) -> None:
+    """The inner lr is too large for ψ: the step is undone and counted if psi_closure returns values, and only then."""
     x = start()
     before = x.detach().clone()
     optimizer = InexactProxSGD([x], lr=1.0, inner=InnerSGD(3, lr=0.5))
@@ -129,14 +129,14 @@ def test_never_worse_than_the_start_if_values_are_given(with_value: bool) -> Non
     assert optimizer.report.fell_back == with_value
     assert optimizer.param_groups[0]["fallbacks"] == (2 if with_value else 0)
     assert torch.equal(x, before) == with_value
-    if with_value:  # the report is about the point where it stands: ∇Ω(x_k) = m + ∇ψ(x_k), and x − x_k = 0
+    if with_value:  # the report describes the restored point: ∇Ω(x_k) = m + ∇ψ(x_k), and x − x_k = 0
         expected = float((optimizer.state[x]["momentum_buffer"] + 10 * before).square().sum())
         assert optimizer.report.gradient_norm == pytest.approx(expected)
         assert optimizer.report.bound == 0
 
 
-def test_rounding_of_psi_does_not_count_as_worse() -> None:
-    """In float32 with a large ψ the last decreases are below its rounding; it must go on to the end all the same."""
+def test_rounding_of_psi_does_not_trigger_the_fallback() -> None:
+    """In float32 with a large ψ, the last decreases are below its rounding; the run must converge all the same."""
     torch.manual_seed(0)
     matrix, shift = torch.randn(40, 20), torch.randn(40) * 10
     x = Parameter(torch.zeros(20))
@@ -177,8 +177,8 @@ def test_half_precision_does_not_lose_small_inner_steps(dtype: torch.dtype) -> N
     assert run(dtype) == pytest.approx(run(torch.float32), abs=0.05)
 
 
-def test_ordinary_schedulers() -> None:
-    """When lr of the optimizer falls below that of the inner solver, the latter follows."""
+def test_inner_lr_follows_a_scheduled_lr_that_falls_below_it() -> None:
+    """Cosine annealing takes lr below the inner lr without triggering the fallback."""
     x = start()
     optimizer = InexactProxSGD([x], lr=0.1, inner=InnerSGD(20, lr=0.02))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
@@ -190,7 +190,7 @@ def test_ordinary_schedulers() -> None:
     assert x.isfinite().all()
 
 
-def test_schedulers_reach_the_subproblem() -> None:
+def test_changed_lr_reaches_the_subproblem() -> None:
     x, y = start(), start()
     exact = proxmo.ProxSGD([x], lr=0.2, penalty=proxmo.SquaredL2(1.0))
     inexact = InexactProxSGD([y], lr=torch.tensor(0.2), inner=InnerSGD(400, lr=0.05))
@@ -204,8 +204,8 @@ def test_schedulers_reach_the_subproblem() -> None:
 
 
 @pytest.mark.parametrize("regime", ["paper_inexact", "convex_inexact", "monotone_inexact"])
-def test_the_bounds_of_the_inexact_regimes_hold(regime: str) -> None:
-    """Many runs at once are one problem, with the sum of their F, σ² and ‖∇F‖²."""
+def test_bounds_of_the_inexact_regimes_hold(regime: str) -> None:
+    """A batch of runs is one problem whose F, σ² and ‖∇F‖² are the sums over the runs."""
     runs, horizon, S = 20, 150, 0.02
     problem = RobustRegression("smooth", "l1", batch=8)
     psi = proxmo.Huber(0.5, 0.1)
@@ -234,4 +234,4 @@ def test_the_bounds_of_the_inexact_regimes_hold(regime: str) -> None:
         total += float((problem.full_gradient(x.detach()) + slope).square().sum())
     bound = theory.guarantee(plan.M, regime, **known, phi0=plan.phi0, horizon=horizon, inexactness=S)
     assert 0 < total / horizon <= bound
-    assert inner_steps > horizon / 10  # S does not do all the work
+    assert inner_steps > horizon / 10  # S alone does not satisfy the criterion

@@ -1,4 +1,4 @@
-"""InexactProxSGD as a torch optimizer: nothing is done by halves, runs resume, errors are clear."""
+"""InexactProxSGD as a torch optimizer: steps are all or nothing, runs resume, errors are clear."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from optim.smooth_problem import DOUBLE, noisy_f, smooth_psi, start
 from proxmo import InexactProxSGD, InnerSGD
 
 
-class Switch:
-    """A closure for ψ that goes wrong at a given call."""
+class FailingPsi:
+    """A closure for ψ that fails at a given call."""
 
     def __init__(self, x: Parameter, at: int, how: str) -> None:
         self._x, self._left, self._how = x, at, how
@@ -41,7 +41,7 @@ class Switch:
 @pytest.mark.parametrize("how", ["raise", "gradient", "value"])
 @pytest.mark.parametrize("at", [1, 3, 6])
 @pytest.mark.parametrize("steps_before", [0, 2])
-def test_a_psi_closure_that_fails_leaves_everything_as_it_was(how: str, at: int, steps_before: int) -> None:
+def test_failed_psi_closure_changes_nothing(how: str, at: int, steps_before: int) -> None:
     x = start()
     optimizer = InexactProxSGD([x], lr=0.2, inner=InnerSGD(5, lr=0.05))
     for k in range(steps_before):
@@ -51,12 +51,12 @@ def test_a_psi_closure_that_fails_leaves_everything_as_it_was(how: str, at: int,
         "on purpose" if how == "raise" else f"psi_closure gave a value or gradient that is not finite in its call {at}"
     )
     with pytest.raises(ArithmeticError, match=message):
-        optimizer.step(noisy_f(x, 9), Switch(x, at, how))
+        optimizer.step(noisy_f(x, 9), FailingPsi(x, at, how))
     assert torch.equal(x, point)
     assert optimizer.state_dict()["param_groups"] == state["param_groups"]
     torch.testing.assert_close(optimizer.state_dict()["state"], state["state"], rtol=0, atol=0)
     assert optimizer.report == report
-    # and it goes on as if nothing had happened
+    # the run then continues as if nothing had happened
     twin_x = start()
     twin = InexactProxSGD([twin_x], lr=0.2, inner=InnerSGD(5, lr=0.05))
     for k in range(4):
@@ -66,7 +66,7 @@ def test_a_psi_closure_that_fails_leaves_everything_as_it_was(how: str, at: int,
     assert torch.equal(x, twin_x)
 
 
-def test_a_loss_closure_that_fails_leaves_everything_as_it_was() -> None:
+def test_failed_loss_closure_changes_nothing() -> None:
     x = start()
     optimizer = InexactProxSGD([x], lr=0.2, inner=InnerSGD(5, lr=0.05))
     point = x.detach().clone()
@@ -87,7 +87,7 @@ def test_a_loss_closure_that_fails_leaves_everything_as_it_was() -> None:
     assert not optimizer.state
 
 
-def test_a_step_that_is_taken_back_leaves_running_statistics_too() -> None:
+def test_undone_step_restores_running_statistics() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     inputs = torch.randn(8, 3)
@@ -99,14 +99,14 @@ def test_a_step_that_is_taken_back_leaves_running_statistics_too() -> None:
         loss.backward()
         return loss.item()
 
-    def psi_that_rises() -> float:
+    def increasing_psi() -> float:
         value = net(inputs).square().mean()
         value.backward()
         return 1e9 * float(net[0].weight.detach().sub(weight).abs().sum())
 
     weight = net[0].weight.detach().clone()
     optimizer = InexactProxSGD(net.parameters(), lr=0.1, inner=InnerSGD(3, lr=0.01))
-    optimizer.step(f, psi_that_rises)
+    optimizer.step(f, increasing_psi)
     assert optimizer.report is not None
     assert optimizer.report.fell_back
     assert torch.equal(mean, torch.zeros(4))
@@ -114,7 +114,7 @@ def test_a_step_that_is_taken_back_leaves_running_statistics_too() -> None:
     assert not torch.equal(mean, torch.zeros(4))
 
 
-def test_a_failure_of_f_leaves_running_statistics_too() -> None:
+def test_failed_loss_closure_restores_running_statistics() -> None:
     net = nn.BatchNorm1d(2)
     optimizer = InexactProxSGD(net.parameters(), lr=0.1, inner=InnerSGD(3, lr=0.01))
 
@@ -128,8 +128,8 @@ def test_a_failure_of_f_leaves_running_statistics_too() -> None:
     assert net.num_batches_tracked == 0
 
 
-def test_parameters_that_only_psi_knows_and_frozen_ones() -> None:
-    """Where f has no gradient, ψ still has one."""
+def test_parameters_only_in_psi_are_optimized_and_frozen_ones_stay() -> None:
+    """A parameter without a gradient of f still has one of ψ."""
     a, b, frozen = (Parameter(torch.ones(2, dtype=DOUBLE)) for _ in range(3))
     frozen.requires_grad_(False)
     optimizer = InexactProxSGD([a, b, frozen], lr=0.5, momentum=0.9, inner=InnerSGD(100, lr=0.2))
@@ -147,7 +147,7 @@ def test_parameters_that_only_psi_knows_and_frozen_ones() -> None:
 
 
 @pytest.mark.parametrize("lr", [0.0, torch.tensor(0.0)], ids=str)
-def test_lr_zero_averages_and_moves_nothing(lr: float | Tensor) -> None:
+def test_zero_lr_updates_the_average_but_moves_nothing(lr: float | Tensor) -> None:
     x = start()
     optimizer = InexactProxSGD([x], lr=lr, inner=InnerSGD(5, lr=0.05))
     optimizer.step(noisy_f(x, 0), smooth_psi(x, proxmo.SquaredL2(1.0)))
@@ -157,7 +157,7 @@ def test_lr_zero_averages_and_moves_nothing(lr: float | Tensor) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 4])
-def test_a_resumed_run_is_the_same_run(cut: int, tmp_path: Path) -> None:
+def test_resumed_run_equals_uninterrupted_run(cut: int, tmp_path: Path) -> None:
     def fresh() -> tuple[Parameter, InexactProxSGD]:
         x = start()
         return x, InexactProxSGD([x], lr=0.2, inner=InnerSGD(50, lr=0.05, S=1e-3))
@@ -166,8 +166,8 @@ def test_a_resumed_run_is_the_same_run(cut: int, tmp_path: Path) -> None:
         for k in steps:
             optimizer.step(noisy_f(x, k), smooth_psi(x, proxmo.Huber(1.0, 1.0)))
 
-    straight, whole = fresh()
-    run(straight, whole, range(8))
+    uninterrupted_x, uninterrupted = fresh()
+    run(uninterrupted_x, uninterrupted, range(8))
     x, optimizer = fresh()
     run(x, optimizer, range(cut))
     torch.save((x.data, optimizer.state_dict()), tmp_path / "state.pt")
@@ -178,13 +178,13 @@ def test_a_resumed_run_is_the_same_run(cut: int, tmp_path: Path) -> None:
     optimizer.load_state_dict(state)
     run(x, optimizer, range(cut, 8))
     run(twin_x, twin, range(cut, 8))
-    assert torch.equal(x, straight)
-    assert torch.equal(twin_x, straight)
-    assert optimizer.param_groups[0]["psi_evaluations"] == whole.param_groups[0]["psi_evaluations"] > 8
+    assert torch.equal(x, uninterrupted_x)
+    assert torch.equal(twin_x, uninterrupted_x)
+    assert optimizer.param_groups[0]["psi_evaluations"] == uninterrupted.param_groups[0]["psi_evaluations"] > 8
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_distributed_checkpoint_of_a_fresh_one() -> None:
+def test_distributed_checkpoint_of_a_fresh_optimizer_moves_nothing() -> None:
     net = nn.Linear(3, 2)
     optimizer = InexactProxSGD(net.parameters(), lr=0.1, inner=InnerSGD(5, lr=0.05))
     before = copy.deepcopy(net.state_dict())
@@ -204,12 +204,12 @@ def test_distributed_checkpoint_of_a_fresh_one() -> None:
         ({"steps": 5, "lr": 0.1, "S": -1.0}, ValueError, "S must be a finite number >= 0, got -1.0"),
     ],
 )
-def test_bad_inner_solvers(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_inner_solvers_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         InnerSGD(**arguments)
 
 
-def test_bad_calls_change_nothing() -> None:
+def test_invalid_arguments_are_refused_and_change_nothing() -> None:
     x = Parameter(torch.ones(2))
     f, psi = noisy_f(x, 0), smooth_psi(x, proxmo.SquaredL2(1.0))
     with pytest.raises(TypeError, match=r"inner must be a proxmo\.InnerSGD, got 20"):
@@ -229,7 +229,7 @@ def test_bad_calls_change_nothing() -> None:
     optimizer.param_groups[0]["lr"] = -0.001
     with pytest.raises(ValueError, match="lr must be"):
         optimizer.step(f, psi)
-    with pytest.raises(RuntimeError, match="does not know ψ"):
+    with pytest.raises(RuntimeError, match="does not know the value of ψ"):
         optimizer.penalty_value()
     assert torch.equal(x, torch.ones(2))
     assert not optimizer.state

@@ -1,4 +1,4 @@
-"""Training in mixed precision: autocast, loss scaling, and parameters that are themselves in half precision."""
+"""Mixed-precision training: autocast, loss scaling, and parameters in half precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = 150
 
 
 def task() -> tuple[nn.Sequential, Tensor, Tensor]:
-    """A network of 32 neurons, of which far fewer are needed."""
+    """Return a network with 32 neurons, far more than its task needs, with inputs and targets."""
     torch.manual_seed(0)
     inputs = torch.randn(256, 6)
     network = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 1))
@@ -41,7 +41,7 @@ def train(network: nn.Module, loss: Callable[[], Tensor], optimizer: proxmo.Prox
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_autocast(dtype: torch.dtype) -> None:
+def test_training_under_autocast_zeroes_neurons_and_keeps_float32_state(dtype: torch.dtype) -> None:
     network, inputs, targets = task()
 
     def loss() -> Tensor:
@@ -57,8 +57,8 @@ def test_autocast(dtype: torch.dtype) -> None:
     assert all(state["momentum_buffer"].dtype == torch.float32 for state in optimizer.state.values())
 
 
-def test_float16_with_a_scaled_loss() -> None:
-    """The scale starts far too high: steps are left out, prox and all, until it has come down; then it trains."""
+def test_steps_with_overflow_are_skipped_until_the_loss_scale_has_come_down() -> None:
+    """The loss scale starts far too high: steps, including their prox, are skipped until it fits, then it trains."""
     network, inputs, targets = task()
     optimizer = make(network)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**26, growth_interval=1000)
@@ -80,7 +80,7 @@ def test_float16_with_a_scaled_loss() -> None:
     assert 0.4 < zero_neurons(network) < 1
 
 
-def test_parameters_in_bfloat16() -> None:
+def test_bfloat16_parameters_train_with_float32_averages() -> None:
     network, inputs, targets = task()
     network.to(torch.bfloat16)
     optimizer = proxmo.ProxSGD(

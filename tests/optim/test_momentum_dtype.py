@@ -1,4 +1,4 @@
-"""Averages in another precision than the parameters: where it matters, and that checkpoints keep them."""
+"""Averages in a higher precision than the parameters: where it matters, and that checkpoints keep it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxmo import ProxSGD
 
 
 def distance(momentum: float, momentum_dtype: torch.dtype | None) -> float:
-    """How far bfloat16 parameters are, at the end, from the solution of a noisy quadratic."""
+    """Return the distance of bfloat16 parameters to the solution of a noisy quadratic at the end of a run."""
     generator = torch.Generator().manual_seed(0)
     x = torch.ones(20, dtype=torch.bfloat16)
     optimizer = ProxSGD([x], lr=0.02, momentum=momentum, momentum_dtype=momentum_dtype)
@@ -25,13 +25,13 @@ def distance(momentum: float, momentum_dtype: torch.dtype | None) -> float:
     return float(torch.tensor(squares[8000:]).mean().sqrt())
 
 
-def test_an_average_in_bfloat16_stops_following_where_momentum_is_very_close_to_one() -> None:
-    """At 0.9998 the run with bfloat16 goes astray; at 0.999 it makes no difference."""
+def test_bfloat16_average_fails_only_where_momentum_is_very_close_to_one() -> None:
+    """At 0.9998 the run with a bfloat16 average ends far off; at 0.999 the dtype makes no difference."""
     assert distance(0.9998, None) > 5 * distance(0.9998, torch.float32)
     assert distance(0.999, None) == pytest.approx(distance(0.999, torch.float32), rel=0.1)
 
 
-def test_it_is_the_float32_run_but_for_the_rounding_of_parameters() -> None:
+def test_step_with_float32_average_equals_float32_step_up_to_rounding() -> None:
     narrow = torch.linspace(-1, 1, 9, dtype=torch.bfloat16)
     optimizer = ProxSGD([narrow], lr=0.5, momentum=0.99, momentum_dtype=torch.float32, penalty=proxmo.L1(0.01))
     point, average = narrow.float(), torch.zeros(9)
@@ -50,7 +50,7 @@ def test_it_is_the_float32_run_but_for_the_rounding_of_parameters() -> None:
 @pytest.mark.parametrize("initial", ["gradient", "zero"])
 @pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("penalty", [None, proxmo.L1(0.1), proxmo.GroupL2(0.1)])
-def test_every_path_takes_it(
+def test_every_path_keeps_averages_in_momentum_dtype(
     initial: proxmo.optim.momentum.Initial, foreach: bool, penalty: proxmo.Penalty | None
 ) -> None:
     params = [torch.ones(3, 2, dtype=torch.bfloat16), torch.ones(2, 2)]
@@ -70,10 +70,10 @@ def run(optimizer: ProxSGD, x: Tensor, steps: range) -> None:
         optimizer.step()
 
 
-def test_checkpoints_keep_the_digits() -> None:
-    """Where torch's own loading rounds state to the dtype of the parameters."""
-    whole = torch.ones(5, dtype=torch.bfloat16)
-    run(ProxSGD([whole], lr=0.1, momentum=0.999, momentum_dtype=torch.float32), whole, range(40))
+def test_checkpoints_keep_the_precision_of_averages() -> None:
+    """Loading in torch itself would round state to the dtype of the parameters."""
+    uninterrupted = torch.ones(5, dtype=torch.bfloat16)
+    run(ProxSGD([uninterrupted], lr=0.1, momentum=0.999, momentum_dtype=torch.float32), uninterrupted, range(40))
     x = torch.ones(5, dtype=torch.bfloat16)
     optimizer = ProxSGD([x], lr=0.1, momentum=0.999, momentum_dtype=torch.float32)
     run(optimizer, x, range(20))
@@ -82,16 +82,16 @@ def test_checkpoints_keep_the_digits() -> None:
     file = io.BytesIO()
     torch.save([x, optimizer.state_dict()], file)
     file.seek(0)
-    again, state = torch.load(file, weights_only=True)
-    other = ProxSGD([again], lr=0.5)
+    resumed, state = torch.load(file, weights_only=True)
+    other = ProxSGD([resumed], lr=0.5)
     other.load_state_dict(state)
     assert other.param_groups[0]["momentum_dtype"] == torch.float32
-    assert torch.equal(other.state[again]["momentum_buffer"], average)
-    run(other, again, range(20, 40))
-    assert torch.equal(again, whole)
+    assert torch.equal(other.state[resumed]["momentum_buffer"], average)
+    run(other, resumed, range(20, 40))
+    assert torch.equal(resumed, uninterrupted)
 
 
-def test_loading_copies() -> None:
+def test_loading_copies_averages() -> None:
     x = torch.ones(5, dtype=torch.bfloat16)
     optimizer = ProxSGD([x], momentum_dtype=torch.float32)
     run(optimizer, x, range(2))
@@ -103,6 +103,6 @@ def test_loading_copies() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, "float32"])
-def test_only_floats_are_taken(dtype: object) -> None:
+def test_momentum_dtype_must_be_a_float_dtype(dtype: object) -> None:
     with pytest.raises(ValueError, match="momentum_dtype must be None or a dtype of floats, got"):
         ProxSGD([torch.zeros(2)], momentum_dtype=dtype)  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ every_input = pytest.mark.parametrize("given", INFO.optim_inputs_func("cpu"), id
 
 
 def problem() -> tuple[Parameter, Parameter, Any]:
-    """The one of torch's own tests: a linear layer that must fit a constant."""
+    """The problem of torch's own tests: fit a linear layer to zero."""
     torch.manual_seed(1)
     weight, bias = Parameter(torch.randn(10, 5)), Parameter(torch.randn(10))
     data = torch.randn(5)
@@ -80,14 +80,14 @@ def run(params: list[Parameter], closure: Any, steps: int, **kwargs: Any) -> tup
 
 @every_input
 @pytest.mark.parametrize("foreach", [False, True])
-def test_goes_in_the_right_direction(given: OptimizerInput, foreach: bool) -> None:
+def test_loss_moves_in_the_right_direction(given: OptimizerInput, foreach: bool) -> None:
     weight, bias, closure = problem()
     first, last = run([weight, bias], closure, 20, **given.kwargs, foreach=foreach)
     assert last > first if given.kwargs.get("maximize") else last < first
 
 
 @every_input
-def test_foreach_matches_the_loop(given: OptimizerInput) -> None:
+def test_foreach_equals_the_loop(given: OptimizerInput) -> None:
     results = []
     for foreach in (False, True):
         weight, bias, closure = problem()
@@ -97,7 +97,7 @@ def test_foreach_matches_the_loop(given: OptimizerInput) -> None:
 
 
 @every_input
-def test_schedulers_of_the_table(given: OptimizerInput) -> None:
+def test_loss_moves_in_the_right_direction_with_every_scheduler(given: OptimizerInput) -> None:
     for make_scheduler in INFO.scheduler_inputs[0]:
         weight, bias, closure = problem()
         optimizer = INFO.optim_cls([weight, bias], **copy.deepcopy(given.kwargs))
@@ -118,30 +118,30 @@ def test_schedulers_of_the_table(given: OptimizerInput) -> None:
 
 
 @every_input
-def test_state_dict_is_deterministic(given: OptimizerInput) -> None:
+def test_optimizer_loaded_from_a_state_dict_continues_identically(given: OptimizerInput) -> None:
     weight, bias, _ = problem()
-    run_on = INFO.optim_cls([weight, bias], **given.kwargs)
+    original = INFO.optim_cls([weight, bias], **given.kwargs)
 
     def step(optimizer: torch.optim.Optimizer, w: Parameter, b: Parameter) -> None:
         w.grad, b.grad = torch.ones_like(w) * 0.1, w.detach().sum(1)
         optimizer.step()
 
     for _ in range(3):
-        step(run_on, weight, bias)
+        step(original, weight, bias)
     twin_weight, twin_bias = copy.deepcopy((weight, bias))
     twin = INFO.optim_cls([twin_weight, twin_bias], **given.kwargs)
-    twin.load_state_dict(copy.deepcopy(run_on.state_dict()))  # loading shares tensors, in torch too
+    twin.load_state_dict(copy.deepcopy(original.state_dict()))  # loading shares tensors, as in torch
     for _ in range(3):
-        step(run_on, weight, bias)
+        step(original, weight, bias)
         step(twin, twin_weight, twin_bias)
     assert torch.equal(weight, twin_weight)
     assert torch.equal(bias, twin_bias)
 
 
 @every_input
-def test_zero_dim_and_empty_parameters(given: OptimizerInput) -> None:
+def test_zero_dim_and_empty_parameters_are_supported(given: OptimizerInput) -> None:
     if isinstance(given.kwargs.get("penalty"), proxmo.GroupLInf):
-        return  # a 0-d parameter has no axis to index groups; refused, as another test shows
+        return  # a 0-d parameter has no axis to index groups and is refused, as another test checks
     scalar, empty = Parameter(torch.tensor(5.0)), Parameter(torch.zeros(0, 3))
     optimizer = INFO.optim_cls([scalar, empty], **given.kwargs)
     for _ in range(2):
@@ -153,7 +153,7 @@ def test_zero_dim_and_empty_parameters(given: OptimizerInput) -> None:
 @pytest.mark.parametrize(
     "wrong", INFO.optim_error_inputs_func("cpu", torch.float32), ids=lambda wrong: wrong.optimizer_error_input.desc
 )
-def test_errors_of_the_table(wrong: ErrorOptimizerInput) -> None:
+def test_invalid_inputs_are_refused(wrong: ErrorOptimizerInput) -> None:
     given = wrong.optimizer_error_input
     params = given.params if given.params is not None else [Parameter(torch.randn(2, 3))]
     if issubclass(wrong.error_type, Warning):

@@ -1,4 +1,4 @@
-"""ProxSGD is Algorithm 1: the recursion, its special cases, its options, and what users look at while training."""
+"""ProxSGD is Algorithm 1: the recursion, its special cases, its options, penalty values and sparsity."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(dtype: torch.dtype = torch.float64) -> Parameter:
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 0.999])
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_without_penalty_it_is_torch_sgd_with_dampening(
+def test_without_penalty_equals_torch_sgd_with_dampening(
     foreach: bool | None, momentum: float, maximize: bool, dtype: torch.dtype
 ) -> None:
     ours, theirs = start(dtype), start(dtype)
@@ -47,7 +47,7 @@ def test_without_penalty_it_is_torch_sgd_with_dampening(
         torch.testing.assert_close(mine, other, rtol=rounding, atol=rounding)
 
 
-def test_a_warm_up_from_zero_is_torch_sgd_too() -> None:
+def test_lr_warm_up_from_zero_equals_torch_sgd() -> None:
     ours, theirs = start(), start()
     sgd = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, dampening=0.9)
     prox = proxmo.ProxSGD([ours], lr=0.1, momentum=0.9)
@@ -61,7 +61,7 @@ def test_a_warm_up_from_zero_is_torch_sgd_too() -> None:
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("lr", [0.3, torch.tensor(0.3, dtype=torch.float64), torch.tensor([0.3], dtype=torch.float64)])
 @pytest.mark.parametrize("maximize", [False, True])
-def test_the_recursion_of_algorithm_1(foreach: bool, lr: float | Tensor, maximize: bool) -> None:
+def test_steps_follow_the_recursion_of_algorithm_1(foreach: bool, lr: float | Tensor, maximize: bool) -> None:
     x, momentum, penalty = start(), 0.8, proxmo.GroupL2(0.7)
     optimizer = proxmo.ProxSGD([x], lr, momentum, penalty, foreach=foreach, maximize=maximize)
     expected, average = x.detach().clone(), None
@@ -73,14 +73,14 @@ def test_the_recursion_of_algorithm_1(foreach: bool, lr: float | Tensor, maximiz
         torch.testing.assert_close(reached, expected, rtol=1e-13, atol=1e-13)
 
 
-def test_vanilla_keeps_no_buffer() -> None:
+def test_zero_momentum_keeps_no_state() -> None:
     x = start()
     optimizer = proxmo.ProxSGD([x], 0.1, momentum=0, penalty=proxmo.L1(0.1))
     run(optimizer, x, gradients(3))
     assert len(optimizer.state) == 0
 
 
-def test_momentum_of_zero_for_a_while_restarts_the_average() -> None:
+def test_zero_momentum_for_one_step_restarts_the_average() -> None:
     """m ← 0·m + g: a schedule that passes through 0 leaves no stale average behind."""
     x = start()
     optimizer = proxmo.ProxSGD([x], 0.1, momentum=0.9)
@@ -94,7 +94,7 @@ def test_momentum_of_zero_for_a_while_restarts_the_average() -> None:
     torch.testing.assert_close(optimizer.state[x]["momentum_buffer"], 0.9 * grads[1] + 0.1 * grads[2])
 
 
-def test_the_two_starts() -> None:
+def test_average_starts_at_the_first_gradient_or_at_zero() -> None:
     first, second = gradients(2)
     for initial, average in [("gradient", first), ("zero", 0 * first)]:
         x = start()
@@ -107,10 +107,10 @@ def test_the_two_starts() -> None:
         torch.testing.assert_close(optimizer.state[x]["momentum_buffer"], 0.9 * average + 0.1 * second)
 
 
-def test_each_group_has_its_own_penalty_rate_and_momentum() -> None:
-    names = ["plain", "lasso", "rows", "box"]
+def test_each_parameter_group_has_its_own_penalty_lr_and_momentum() -> None:
+    names = ["none", "lasso", "rows", "box"]
     options: dict[str, dict[str, Any]] = {
-        "plain": {"penalty": None, "lr": 0.2, "momentum": 0.0},
+        "none": {"penalty": None, "lr": 0.2, "momentum": 0.0},
         "lasso": {"penalty": proxmo.L1(2.0), "lr": 0.1, "momentum": 0.5},
         "rows": {"penalty": proxmo.GroupLInf(3.0), "lr": 0.3, "momentum": 0.9},
         "box": {"penalty": proxmo.Box(-0.1, 0.1)},
@@ -129,14 +129,14 @@ def test_each_group_has_its_own_penalty_rate_and_momentum() -> None:
 
 
 @pytest.mark.parametrize("foreach", [None, False, True])
-def test_lists_of_mixed_shapes_and_dtypes(foreach: bool | None) -> None:
+def test_mixed_shapes_and_dtypes_equal_one_optimizer_per_parameter(foreach: bool | None) -> None:
     def params() -> list[Parameter]:
         shapes = [
             ((2, 3), torch.float32),
             ((5,), torch.float64),
             ((2, 2, 3, 3), torch.bfloat16),
             ((0, 4), torch.float32),
-            ((600, 500), torch.float32),  # large: it takes its step alone
+            ((600, 500), torch.float32),  # too large to be stacked with others
         ]
         generator = torch.Generator().manual_seed(0)
         return [Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape, dtype in shapes]
@@ -157,7 +157,7 @@ def test_lists_of_mixed_shapes_and_dtypes(foreach: bool | None) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_rounds_once_per_step(dtype: torch.dtype) -> None:
-    """Gradient step and shrinkage are each below half a unit in the last place; only their sum is not."""
+    """The gradient step and the shrinkage are each less than half an ulp, but their sum is more."""
     ulp = torch.finfo(dtype).eps / 2  # between 0.5 and 1
     x = Parameter(torch.full((3,), 0.75, dtype=dtype))
     optimizer = proxmo.ProxSGD([x], lr=1.0, momentum=0.0, penalty=proxmo.L1(0.4 * ulp))
@@ -166,8 +166,8 @@ def test_half_precision_rounds_once_per_step(dtype: torch.dtype) -> None:
     assert torch.equal(x.detach().double(), torch.full((3,), 0.75 - ulp, dtype=torch.float64))
 
 
-def test_exact_zeros_in_a_real_regression() -> None:
-    """The lasso solution: zeros are exact, and the point satisfies the optimality condition of f + ψ."""
+def test_lasso_solution_has_exact_zeros_and_is_optimal() -> None:
+    """The optimality condition of f + ψ holds at the final point."""
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(200, 30, generator=generator, dtype=torch.float64)
     truth = torch.zeros(30, dtype=torch.float64)
@@ -194,7 +194,7 @@ def test_exact_zeros_in_a_real_regression() -> None:
     torch.testing.assert_close(x.grad[~zero], -strength * x.detach()[~zero].sign(), rtol=0, atol=1e-9)
 
 
-def test_penalty_value_and_sparsity() -> None:
+def test_penalty_value_and_sparsity_of_each_parameter_group() -> None:
     weight = Parameter(torch.tensor([[0.0, 0.0, 0.0], [1.0, -2.0, 0.0]]))
     bias = Parameter(torch.tensor([0.0, 5.0, 1.0, 0.0]))
     bounded = Parameter(torch.tensor([0.5, 2.0]))
@@ -216,7 +216,7 @@ def test_penalty_value_and_sparsity() -> None:
     assert optimizer.penalty_value() == math.inf
 
 
-def test_sparsity_of_unusual_groups() -> None:
+def test_sparsity_for_other_axes_empty_parameters_and_matrix_penalties() -> None:
     kernel = torch.zeros(4, 3, 2, 2)
     kernel[:, 1] = 1.0
     empty = torch.zeros(0, 3)

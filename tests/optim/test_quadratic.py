@@ -1,4 +1,4 @@
-"""On f = L/2·‖x‖² with ψ = a/2·‖x‖² everything is known in closed form: the strongest oracle for the method."""
+"""ProxSGD on f = L/2·‖x‖² with ψ = a/2·‖x‖², where everything has a closed form."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ L, A, DIMENSION = 1.0, 20.0, 5
 
 
 @pytest.mark.parametrize(("M", "gamma"), [(10.0, 1.0), (10.0, 0.1), (100.0, 0.01), (2.0, 0.5)])
-def test_one_run_is_the_closed_recursion(M: float, gamma: float) -> None:
-    """x⁺ = (M·x − m)/(M + a), m = (1−γ)m + γ(L·x + ξ), in numpy from the same noise."""
+def test_run_equals_the_recursion_in_numpy(M: float, gamma: float) -> None:
+    """x⁺ = (M·x − m)/(M + a), m = (1−γ)m + γ(L·x + ξ), in numpy with the same noise."""
     noise = np.random.default_rng(0).standard_normal((300, DIMENSION))
     x = Parameter(torch.ones(DIMENSION, dtype=torch.float64))
     optimizer = proxmo.ProxSGD([x], lr=1 / M, momentum=1 - gamma, penalty=proxmo.SquaredL2(A))
@@ -36,8 +36,8 @@ def test_one_run_is_the_closed_recursion(M: float, gamma: float) -> None:
     ("M", "gamma", "curvature"),
     [(10.0, 1.0, 1e4), (10.0, 0.01, 1e4), (3.0, 0.3, 20.0), (50.0, 0.05, 2.0), (1.0, 0.5, 0.0)],
 )
-def test_monte_carlo_mean_is_the_floor(M: float, gamma: float, curvature: float) -> None:
-    """The long-run mean of ‖∇F‖² over many seeds is the closed form, within its own standard error."""
+def test_long_run_mean_of_the_error_equals_the_closed_form(M: float, gamma: float, curvature: float) -> None:
+    """The mean of ‖∇F‖² over many runs is the closed form, within four standard errors."""
     runs, sigma = 4000, 3.0
     generator = torch.Generator().manual_seed(5)
     x = Parameter(torch.zeros(runs, DIMENSION, dtype=torch.float64))
@@ -51,11 +51,11 @@ def test_monte_carlo_mean_is_the_floor(M: float, gamma: float, curvature: float)
     expected = theory.quadratic_floor(L, curvature, sigma**2, M=M, gamma=gamma)
     standard_error = float(errors.std()) / math.sqrt(runs)
     assert abs(float(errors.mean()) - expected) <= 4 * standard_error
-    assert standard_error <= 0.02 * expected  # or the line above would say little
+    assert standard_error <= 0.02 * expected  # otherwise the assertion above would be weak
 
 
-def test_momentum_beats_vanilla_where_no_step_size_can() -> None:
-    """The lower bound: with a large, vanilla stays above σ²/4 for every M ≤ a; momentum goes below it."""
+def test_momentum_goes_below_the_lower_bound_of_the_vanilla_method() -> None:
+    """For large a, the vanilla method stays above σ²/4 for every M ≤ a; momentum goes far below it."""
     sigma, curvature = 5.0, 1e4
     vanilla = [theory.quadratic_floor(L, curvature, sigma**2, M=M) for M in (1, 10, 100, 1e3, 1e4)]
     assert min(vanilla) >= sigma**2 / 4

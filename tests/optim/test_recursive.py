@@ -1,4 +1,4 @@
-"""ProxSpiderBoost, ProxHybridSGD and ProxSTORM against numpy, step by step, and in the cases where they coincide."""
+"""ProxSpiderBoost, ProxHybridSGD and ProxSTORM against numpy, step by step, and against simpler special cases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from proxmo.optim.recursive import RecursiveOptimizer
 
 @each_method
 @pytest.mark.parametrize("foreach", [False, True])
-def test_every_step_is_that_of_numpy(name: str, foreach: bool) -> None:
+def test_every_step_equals_the_numpy_reference(name: str, foreach: bool) -> None:
     x, optimizer = fresh(name, foreach=foreach)
     for k, expected in enumerate(REFERENCES[name]()):
         take_step(optimizer, x, k)
@@ -47,16 +47,15 @@ def test_every_step_is_that_of_numpy(name: str, foreach: bool) -> None:
     assert k == STEPS - 1
 
 
-def follow(optimizer: RecursiveOptimizer, x: Parameter, expected: Iterator[Array]) -> None:
+def assert_follows(optimizer: RecursiveOptimizer, x: Parameter, expected: Iterator[Array]) -> None:
     for k, point in enumerate(expected):
         take_step(optimizer, x, k)
         np.testing.assert_allclose(x.detach().numpy(), point, rtol=1e-11, atol=1e-12)
     assert k == STEPS - 1
 
 
-def test_special_cases() -> None:
-    """STORM without momentum is SGD, with momentum 1 it is SARAH; hybrid is either at its ends; SpiderBoost with a
-    period of 1 is full gradient descent."""
+def test_special_cases_equal_simpler_methods() -> None:
+    """STORM and hybrid are SGD at momentum 0 and SARAH at 1; SpiderBoost of period 1 is full gradient descent."""
     sarah = list(hybrid(1.0, 1.0))  # on BATCHES[0], [2], [4] …
     cases = [
         (lambda p: proxmo.ProxSTORM(p, LR, 0.0, proxmo.L1(STRENGTH)), vanilla(BATCHES[:STEPS])),
@@ -70,24 +69,24 @@ def test_special_cases() -> None:
     ]
     for make, expected in cases:
         x = Parameter(torch.tensor(START))
-        follow(make([x]), x, expected)
+        assert_follows(make([x]), x, expected)
 
 
 @pytest.mark.parametrize("period", [3, 100])
-def test_without_a_penalty_spiderboost_is_spider(period: int) -> None:
-    """Also: the recursion telescopes, so that on all data it is the full gradient to rounding."""
+def test_spiderboost_on_all_data_equals_gradient_descent(period: int) -> None:
+    """The recursion telescopes: on all data its estimate is the full gradient, up to rounding."""
     x, y = Parameter(torch.tensor(START)), Parameter(torch.tensor(START))
-    spider, plain = proxmo.ProxSpiderBoost([x], LR, period), torch.optim.SGD([y], LR)
+    spider, sgd = proxmo.ProxSpiderBoost([x], LR, period), torch.optim.SGD([y], LR)
     for _ in range(STEPS):
         spider.step(closure_of(x, ALL))
-        plain.zero_grad()
-        plain.step(closure_of(y, ALL))
+        sgd.zero_grad()
+        sgd.step(closure_of(y, ALL))
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-13)
     assert spider.param_groups[0]["steps"] == STEPS
 
 
 @each_method
-def test_with_one_sample_in_the_data_all_are_proximal_gradient_descent(name: str) -> None:
+def test_every_method_on_one_sample_is_proximal_gradient_descent(name: str) -> None:
     only = np.array([3])
     x = Parameter(torch.tensor(START))
     options = {"hybrid": {"averaging": 1.0}}.get(name, {})
@@ -100,11 +99,11 @@ def test_with_one_sample_in_the_data_all_are_proximal_gradient_descent(name: str
 
 @each_method
 @pytest.mark.parametrize("cut", [1, 4, 6, 13])
-def test_a_resumed_run_is_the_same_run(name: str, cut: int, tmp_path: Path) -> None:
-    """In the middle of a period too."""
-    straight, optimizer = fresh(name)
+def test_resumed_run_equals_uninterrupted_run(name: str, cut: int, tmp_path: Path) -> None:
+    """Including checkpoints from the middle of a period."""
+    uninterrupted, optimizer = fresh(name)
     for k in range(STEPS):
-        take_step(optimizer, straight, k)
+        take_step(optimizer, uninterrupted, k)
     x, optimizer = fresh(name)
     for k in range(cut):
         take_step(optimizer, x, k)
@@ -115,12 +114,12 @@ def test_a_resumed_run_is_the_same_run(name: str, cut: int, tmp_path: Path) -> N
     optimizer.load_state_dict(state)
     for k in range(cut, STEPS):
         take_step(optimizer, x, k)
-    assert torch.equal(x, straight)
+    assert torch.equal(x, uninterrupted)
 
 
 @each_method
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_copies_go_on_alike(name: str, duplicate: Any) -> None:
+def test_copies_continue_identically(name: str, duplicate: Any) -> None:
     x, optimizer = fresh(name)
     for k in range(4):
         take_step(optimizer, x, k)
@@ -132,7 +131,7 @@ def test_copies_go_on_alike(name: str, duplicate: Any) -> None:
     assert twin.param_groups[0]["penalty"] is not optimizer.param_groups[0]["penalty"]
 
 
-def test_storm_with_its_own_schedule() -> None:
+def test_storm_schedule_sets_lr_and_momentum_in_the_order_of_pstorm() -> None:
     """The scheduler's order of α_k and β_k is PStorm's: the estimate at k + 1 uses β_k."""
     schedule = proxmo.theory.StormSchedule(smoothness=2.0)
     x = Parameter(torch.tensor(START))
@@ -150,7 +149,7 @@ def test_storm_with_its_own_schedule() -> None:
         np.testing.assert_allclose(x.detach().numpy(), point, rtol=1e-11, atol=1e-13)
 
 
-def test_large_batch_is_due_tells_which_closure_is_next() -> None:
+def test_large_batch_is_due_at_the_start_of_each_period() -> None:
     x = Parameter(torch.tensor(START))
     optimizer = proxmo.ProxSpiderBoost([x], LR, period=3)
     seen = []

@@ -48,8 +48,8 @@ class Failing:
 
 
 @each_method
-@pytest.mark.parametrize(("when", "at"), [(0, 1), (1, 1), (1, 2), (3, 1), (3, 2)])  # the first looks at one point only
-def test_a_closure_that_raises_leaves_everything_as_it_was(name: str, at: int, when: int) -> None:
+@pytest.mark.parametrize(("when", "at"), [(0, 1), (1, 1), (1, 2), (3, 1), (3, 2)])  # the first step evaluates one point
+def test_closure_that_raises_changes_nothing(name: str, at: int, when: int) -> None:
     x, optimizer = fresh(name)
     for k in range(when):
         take_step(optimizer, x, k)
@@ -60,12 +60,12 @@ def test_a_closure_that_raises_leaves_everything_as_it_was(name: str, at: int, w
     assert torch.equal(x, point)
     torch.testing.assert_close(optimizer.state_dict()["state"], state["state"], rtol=0, atol=0)
     assert optimizer.state_dict()["param_groups"] == state["param_groups"]
-    if at == 2:  # the gradient is that of this point, not of the one before
+    if at == 2:  # the gradient is that of the current point, not of the previous one
         np.testing.assert_allclose(x.grad, gradient(point.numpy(), ALL), rtol=1e-12)
 
 
 @each_method
-def test_gradients_stay_those_of_the_present_point(name: str) -> None:
+def test_grad_is_the_gradient_at_the_start_of_the_step(name: str) -> None:
     x, optimizer = fresh(name)
     for k in range(5):
         here = x.detach().numpy().copy()
@@ -74,12 +74,12 @@ def test_gradients_stay_those_of_the_present_point(name: str) -> None:
         np.testing.assert_allclose(x.grad, gradient(here, rows), rtol=1e-12, atol=1e-15)
 
 
-def test_hybrid_with_gradients_in_memory_that_is_used_again() -> None:
-    """As a DDP reducer hands out views of its buckets."""
+def test_hybrid_supports_gradients_in_reused_memory() -> None:
+    """A DDP reducer, for example, hands out views of its buckets."""
     x, bucket = Parameter(torch.zeros(1)), torch.zeros(1)
     optimizer = proxmo.ProxHybridSGD([x], lr=0.1, momentum=0.0)
 
-    def gives(value: float) -> Callable[[], float]:
+    def closure_with_gradient(value: float) -> Callable[[], float]:
         def closure() -> float:
             bucket.fill_(value)
             x.grad = bucket
@@ -87,13 +87,13 @@ def test_hybrid_with_gradients_in_memory_that_is_used_again() -> None:
 
         return closure
 
-    optimizer.step(gives(1.0), gives(2.0))
-    optimizer.step(gives(5.0), gives(7.0))
+    optimizer.step(closure_with_gradient(1.0), closure_with_gradient(2.0))
+    optimizer.step(closure_with_gradient(5.0), closure_with_gradient(7.0))
     assert optimizer.state[x]["estimate"].item() == 7
 
 
 @each_method
-def test_the_checkpoint_of_another_optimizer_is_refused_before_anything_changes(name: str) -> None:
+def test_checkpoint_of_another_optimizer_is_refused_and_changes_nothing(name: str) -> None:
     x, optimizer = fresh(name)
     take_step(optimizer, x, 0)
     before = copy.deepcopy(optimizer.state_dict())
@@ -113,16 +113,16 @@ def network() -> nn.Sequential:
 
 @each_method
 def test_batch_norm_and_dropout_see_each_sample_once(name: str) -> None:
-    """Running statistics and random numbers are those of evaluations at the present points alone."""
+    """Evaluations at previous points leave no trace in running statistics and random numbers."""
     net, twin = network(), network()
     optimizer = METHODS[name](net.parameters())
     inputs = torch.tensor(INPUTS, dtype=torch.float32)
     masks: list[list[list[bool]]] = []
 
-    def watched(module: nn.Module, _: Any, output: Tensor) -> None:
+    def record_mask(module: nn.Module, _: Any, output: Tensor) -> None:
         masks[-1].append((output == 0).flatten().tolist())
 
-    net[2].register_forward_hook(watched)
+    net[2].register_forward_hook(record_mask)
     for k in range(8):
         points = copy.deepcopy(net.state_dict())
         rows = [ALL] if name == "spiderboost" and k % 6 == 0 else [BATCHES[2 * k], BATCHES[2 * k + 1]]
@@ -150,12 +150,12 @@ def test_batch_norm_and_dropout_see_each_sample_once(name: str) -> None:
             assert torch.equal(mine, expected)
         assert torch.equal(drawn, torch.rand(3))
         if not (k == 0 or (name == "spiderboost" and k == 6)):
-            assert masks[-1][-1] == masks[-1][-2]  # the same dropout at both points
+            assert masks[-1][-1] == masks[-1][-2]  # the same dropout mask at both points
 
 
 @each_method
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_distributed_checkpoint_of_a_fresh_one(name: str) -> None:
+def test_distributed_checkpoint_of_a_fresh_optimizer_moves_nothing(name: str) -> None:
     net = nn.Linear(3, 2)
     optimizer = METHODS[name](net.parameters(), penalty=proxmo.L2Ball(0.1))
     before = copy.deepcopy(net.state_dict())
@@ -165,8 +165,8 @@ def test_distributed_checkpoint_of_a_fresh_one(name: str) -> None:
         assert torch.equal(value, before[key])
     set_optimizer_state_dict(net, optimizer, state)
     twin = copy.deepcopy(net)
-    plain = METHODS[name](twin.parameters(), penalty=proxmo.L2Ball(0.1))
-    for model, method in ((net, optimizer), (twin, plain)):  # asking early does not change how the estimate starts
+    untouched = METHODS[name](twin.parameters(), penalty=proxmo.L2Ball(0.1))
+    for model, method in ((net, optimizer), (twin, untouched)):  # asking for state early does not change the start
 
         def closure(model: nn.Module = model) -> float:
             loss = model(torch.ones(1, 3)).square().sum()
@@ -180,8 +180,8 @@ def test_distributed_checkpoint_of_a_fresh_one(name: str) -> None:
 
 
 @each_method
-def test_parameters_that_come_late_rest_or_are_frozen(name: str) -> None:
-    """A parameter without a gradient stays, and its estimate starts anew when it has one again."""
+def test_parameter_without_gradient_stays_and_restarts_its_estimate(name: str) -> None:
+    """Covers parameters whose first gradient comes late, those that lose it for a while, and frozen ones."""
     a, b, frozen = (Parameter(torch.tensor(START)) for _ in range(3))
     frozen.requires_grad_(False)
     optimizer = METHODS[name]([{"params": [a, frozen]}, {"params": [b]}])
@@ -201,15 +201,15 @@ def test_parameters_that_come_late_rest_or_are_frozen(name: str) -> None:
         else:
             assert torch.equal(b, b_before)
     assert torch.equal(frozen, torch.tensor(START))
-    a.requires_grad_(False)  # its last gradient must not drive it on
-    at = a.detach().clone()
+    a.requires_grad_(False)  # its last gradient must not move it
+    frozen_at = a.detach().clone()
     for _ in range(3):
         step_on(optimizer, lambda: (b.square().sum() / 2).backward())
-    assert torch.equal(a, at)
+    assert torch.equal(a, frozen_at)
 
 
 @each_method
-def test_maximize_tensor_lr_and_half_precision(name: str) -> None:
+def test_tensor_lr_bfloat16_and_maximize_give_the_expected_decay(name: str) -> None:
     x, y = Parameter(torch.ones(3, dtype=torch.bfloat16)), Parameter(torch.ones(3))
     down = METHODS[name]([{"params": [x], "lr": torch.tensor(0.1)}])
     up = METHODS[name]([{"params": [y], "lr": 0.1, "maximize": True}])
@@ -228,7 +228,7 @@ def test_maximize_tensor_lr_and_half_precision(name: str) -> None:
 
 
 @each_method
-def test_schedulers(name: str) -> None:
+def test_scheduled_lr_of_zero_moves_nothing(name: str) -> None:
     x, optimizer = fresh(name)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     for k in range(10):
@@ -257,12 +257,12 @@ def test_schedulers(name: str) -> None:
         (lambda p: proxmo.ProxSTORM(p, -0.1), ValueError, "lr must be a finite number >= 0"),
     ],
 )
-def test_bad_options(make: Any, error: type[Exception], message: str) -> None:
+def test_invalid_options_are_refused(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make([Parameter(torch.ones(2))])
 
 
-def test_bad_calls_change_nothing() -> None:
+def test_invalid_calls_are_refused_and_change_nothing() -> None:
     x = Parameter(torch.ones(5, dtype=DOUBLE))
     closure = closure_of(x, ALL)
     for make in METHODS.values():
@@ -284,7 +284,7 @@ def test_bad_calls_change_nothing() -> None:
     assert torch.equal(x, torch.ones(5, dtype=DOUBLE))
 
 
-def test_a_certificate_is_given_where_the_step_ends_at_the_prox() -> None:
+def test_certificate_exists_only_if_the_step_ends_at_the_prox() -> None:
     x, optimizer = fresh("storm")
     optimizer.certify = True
     take_step(optimizer, x, 0)

@@ -1,9 +1,9 @@
-"""Long random runs: whatever a job does between two steps, the optimizer is where plain float64 formulas put it.
+"""Long random runs: whatever happens between two steps, the optimizer agrees with float64 formulas in numpy.
 
-hypothesis chooses what happens: steps with and without closures, gradients that are missing or not finite, options that
-change, groups that are added, parameters that are frozen, checkpoints, copies, errors. A model in numpy does the same.
-After each step they are compared, and then the model goes on from the numbers of the optimizer: so errors do not add
-up, and the tolerance is that of the roundings of one step.
+hypothesis chooses what happens: steps with and without closures, gradients that are missing or not finite, changed
+options, added groups, frozen parameters, checkpoints, copies, errors. A model in numpy does the same. After each step
+the two are compared, and the model takes over the numbers of the optimizer. So errors do not accumulate, and the
+tolerance is the rounding of a single step.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from optim.stateful_model import (
     Array,
     ClosureError,
     Group,
-    Known,
     Psi,
     Sample,
+    Tracked,
     array,
     finite_part,
     same_bits,
@@ -54,11 +54,11 @@ from optim.stateful_model import (
 from proxmo import ProxOptimizer
 
 Direction = tuple[Array, Array, NDArray[np.bool_]]
-"""A direction, with 0 where it is not finite; the sum of the magnitudes that it was made of; where it is not finite."""
+"""A direction with 0 in place of non-finite entries, the sum of the magnitudes of its terms, the non-finite mask."""
 
 ROUNDINGS = 32
-"""Of one step, in units of eps·(|x| + lr·|terms of the direction|): 3 in the average, 3 in x − lr·m, a handful in a
-prox, and in a norm or a sum one for each of up to 24 elements, of which half at most is lost."""
+"""Rounding errors allowed in one step, in units of eps·(|x| + lr·|terms of the direction|): 3 in the average, 3 in
+x − lr·m, a few in a prox, and half a rounding in a norm or a sum for each of up to 24 elements."""
 
 seeds = st.integers(0, 2**32 - 1)
 numbers = st.integers(0, 11)
@@ -66,33 +66,33 @@ missing = st.sampled_from([0.0, 0.3])
 
 
 def event(**draws: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A rule after which the job goes on for some steps, with full or missing gradients."""
+    """Make a rule that is followed by a few steps, with all or only some of the gradients."""
 
-    def make(happen: Callable[..., None]) -> Callable[..., None]:
+    def make(action: Callable[..., None]) -> Callable[..., None]:
         @rule(**draws, steps_after=st.lists(seeds, max_size=3), missing_after=missing)
-        @functools.wraps(happen)
-        def happen_and_go_on(self: Run, *, steps_after: list[int], missing_after: float, **arguments: Any) -> None:
-            happen(self, **arguments)
-            self.the_optimizer_is_where_the_model_is()
+        @functools.wraps(action)
+        def action_and_steps(self: Run, *, steps_after: list[int], missing_after: float, **arguments: Any) -> None:
+            action(self, **arguments)
+            self.optimizer_equals_model()
             for seed in steps_after:
-                self.step(Sample(self.known, seed, missing=missing_after), closure=True)
+                self.step(Sample(self.tracked, seed, missing=missing_after), closure=True)
 
-        return happen_and_go_on
+        return action_and_steps
 
     return make
 
 
 class Run(RuleBasedStateMachine):
-    """One job. Subclasses are for one optimizer each: its options, its formulas and how to take a step."""
+    """One training run. Each subclass is for one optimizer: its options, its formulas and how to take a step."""
 
     method: ClassVar[type[ProxOptimizer]]
-    average: ClassVar[str]
-    """The name of the direction in the state; all else in it is exact."""
+    direction_key: ClassVar[str]
+    """Name of the direction in the state; the rest of the state must be exact."""
     own_options: ClassVar[dict[str, list[Any]]]
     penalty: ClassVar[Psi]
-    """Of the first group."""
+    """Penalty of the first group."""
     steps_taken: ClassVar[int]
-    """By all jobs of the class."""
+    """Number of steps taken by all runs of the class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,57 +100,57 @@ class Run(RuleBasedStateMachine):
 
     @abstractmethod
     def call(self, sample: Sample, *, closure: bool) -> None:
-        """``optimizer.step``, with a closure or with gradients that are there before."""
+        """Call ``optimizer.step`` with a closure, or without one after setting the gradients."""
 
     @abstractmethod
-    def calls_of_closure(self) -> int:
-        """In the next step."""
+    def closure_calls(self) -> int:
+        """Return how often the next step calls its closure."""
 
     @abstractmethod
-    def used(self, known: Known, sample: Sample, index: int) -> list[Tensor | None]:
-        """The gradients of a parameter that a step looks at."""
+    def gradients_used(self, tracked: Tracked, sample: Sample, index: int) -> list[Tensor | None]:
+        """Return the gradients of a parameter that a step uses."""
 
     @abstractmethod
-    def direct(self, known: Known, group: Group, sample: Sample, index: int) -> Direction:
-        """The direction in a step; updates the state that the model has."""
+    def compute_direction(self, tracked: Tracked, group: Group, sample: Sample, index: int) -> Direction:
+        """Return the direction of a step, and update the state in the model."""
 
     @abstractmethod
-    def pass_over(self, known: Known) -> None:
-        """What happens to the state of a parameter that has no gradient, in a step."""
+    def skip(self, tracked: Tracked) -> None:
+        """Update the state in the model after a step without a gradient of the parameter."""
 
     @abstractmethod
-    def give_state(self, known: Known, group: Group) -> None:
-        """What a step with lr = 0 and zero gradients does to the state."""
+    def initialize_state(self, tracked: Tracked, group: Group) -> None:
+        """Update the state in the model after a step with lr = 0 and zero gradients."""
 
     @property
-    def known(self) -> list[Known]:
-        return [known for group in self.groups for known in group.known]
+    def tracked(self) -> list[Tracked]:
+        return [tracked for group in self.groups for tracked in group.tracked]
 
-    # What happens
+    # Rules
 
     @initialize(first=seeds, others=st.lists(seeds, max_size=1), distributed=st.booleans())
     def start(self, first: int, others: list[int], distributed: bool) -> None:
         self.groups = [self.new_group(first, self.penalty), *map(self.new_group, others)]
         self.optimizer = self.method([group.arguments() for group in self.groups])
         if distributed:
-            self.ask_for_state()
+            self.request_state()
 
-    def ask_for_state(self) -> None:
-        """As distributed checkpoints do: by a step with lr = 0 and zero gradients, which must not move anything."""
-        for known in self.known:
-            known.param.grad = torch.zeros_like(known.param)
+    def request_state(self) -> None:
+        """Initialise state as distributed checkpoints do: by a step with lr = 0 and zero gradients."""
+        for tracked in self.tracked:
+            tracked.param.grad = torch.zeros_like(tracked.param)
         rates = [self.live(group)["lr"] for group in self.groups]
         for group in self.groups:
             self.live(group)["lr"] = torch.tensor(0.0) if group.tensor_lr else 0.0
         self.optimizer.step()
         for group, lr in zip(self.groups, rates, strict=True):
             self.live(group)["lr"] = lr
-            for known in group.known:
-                self.give_state(known, group)
-        self.note_gradients()
+            for tracked in group.tracked:
+                self.initialize_state(tracked, group)
+        self.record_gradients()
 
     def new_group(self, seed: int, penalty: Psi | None = None) -> Group:
-        """From a seed, where separate choices of hypothesis would be alike in too many runs."""
+        """Make a group from a seed; separate draws by hypothesis would coincide in too many runs."""
         rng = np.random.default_rng([seed, PENALTIES.index(self.penalty)])
 
         def choose(values: list[Any]) -> Any:
@@ -166,14 +166,14 @@ class Run(RuleBasedStateMachine):
             **self.own_options,
         }
         options = {name: choose(values) for name, values in choices.items()}
-        known = []
+        tracked = []
         for _ in range(rng.integers(1, 3)):
             shape = choose([shape for shape in SHAPES if len(shape) >= penalty.axes])
             p = torch.as_tensor(rng.standard_normal(shape), dtype=choose([torch.float64, torch.float32]))
             if p.dim() == 4 and choose([False, True]):
                 p = p.to(memory_format=torch.channels_last)
-            known.append(Known(p.requires_grad_(), array(p)))
-        return Group(known, penalty, options, tensor_lr=choose([False, True]))
+            tracked.append(Tracked(p.requires_grad_(), array(p)))
+        return Group(tracked, penalty, options, tensor_lr=choose([False, True]))
 
     @event(
         seed=seeds,
@@ -184,27 +184,27 @@ class Run(RuleBasedStateMachine):
     )
     def train(self, seed: int, count: int, scale: float, missing: float, closure: bool) -> None:
         for k in range(count):
-            self.step(Sample(self.known, seed + k, scale, missing), closure=closure)
+            self.step(Sample(self.tracked, seed + k, scale, missing), closure=closure)
 
     @event(seed=seeds, bad=st.sampled_from([math.nan, math.inf, -math.inf]), closure=st.booleans())
-    def meet_a_bad_gradient(self, seed: int, bad: float, closure: bool) -> None:
-        self.step(Sample(self.known, seed, bad=bad), closure=closure)
+    def step_with_a_bad_gradient(self, seed: int, bad: float, closure: bool) -> None:
+        self.step(Sample(self.tracked, seed, bad=bad), closure=closure)
 
     @event(seed=seeds, calls=st.integers(0, 1))
-    def meet_an_error(self, seed: int, calls: int) -> None:
-        """In the closure, after it has written gradients, at its first or second call."""
-        sample, before = Sample(self.known, seed), self.everything()
+    def raise_in_the_closure(self, seed: int, calls: int) -> None:
+        """Raise after gradients have been set, at the first or second call of the closure."""
+        sample, before = Sample(self.tracked, seed), self.snapshot()
 
         def closure() -> float:
             sample()
-            if len(sample.points) > min(calls, self.calls_of_closure() - 1):
+            if len(sample.points) > min(calls, self.closure_calls() - 1):
                 raise ClosureError
             return 1.5
 
         with pytest.raises(ClosureError):
             self.optimizer.step(closure)
-        assert same_bits(self.everything(), before)
-        self.note_gradients()
+        assert same_bits(self.snapshot(), before)
+        self.record_gradients()
 
     @event(which=numbers, lr=st.sampled_from(RATES), as_tensor=st.booleans())
     def set_lr(self, which: int, lr: float, as_tensor: bool) -> None:
@@ -238,11 +238,11 @@ class Run(RuleBasedStateMachine):
 
     @event(seed=seeds, gamma=st.sampled_from([0.5, 0.9]))
     def schedule(self, seed: int, gamma: float) -> None:
-        """A step with a scheduler of lr, and one of strength if there is any."""
+        """Take a step with a scheduler of lr, and with one of strength if a penalty has it."""
         schedulers: list[Any] = [torch.optim.lr_scheduler.ExponentialLR(self.optimizer, gamma)]
         if any("strength" in group.penalty.fields for group in self.groups):
             schedulers.append(proxmo.StrengthScheduler(self.optimizer, lambda k: gamma**k))
-        self.step(Sample(self.known, seed), closure=True)
+        self.step(Sample(self.tracked, seed), closure=True)
         for scheduler in schedulers:
             scheduler.step()
         for group in self.groups:
@@ -253,31 +253,31 @@ class Run(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.groups) < 4)
     @event(seed=seeds)
-    def add_a_group(self, seed: int) -> None:
+    def add_group(self, seed: int) -> None:
         self.groups.append(self.new_group(seed))
         self.optimizer.add_param_group(self.groups[-1].arguments())
 
     @event(which=numbers)
     def freeze_or_unfreeze(self, which: int) -> None:
-        known = self.known[which % len(self.known)]
-        known.param.requires_grad_(not known.param.requires_grad)
-        known.param.grad = known.grad = None
+        tracked = self.tracked[which % len(self.tracked)]
+        tracked.param.requires_grad_(not tracked.param.requires_grad)
+        tracked.param.grad = tracked.grad = None
 
     @event(set_to_none=st.booleans())
     def zero_grad(self, set_to_none: bool) -> None:
         self.optimizer.zero_grad(set_to_none=set_to_none)
-        self.note_gradients()
+        self.record_gradients()
 
     @event()
     def save_and_load(self) -> None:
-        """Into an optimizer with other options and other strengths, which the checkpoint has to bring along."""
+        """Load into an optimizer with other options and strengths, which the checkpoint must replace."""
         file = io.BytesIO()
         torch.save(self.optimizer.state_dict(), file)
         file.seek(0)
-        for known in self.known:
-            frozen = not known.param.requires_grad
-            known.param = known.param.detach().clone().requires_grad_(not frozen)
-            known.grad = None
+        for tracked in self.tracked:
+            frozen = not tracked.param.requires_grad
+            tracked.param = tracked.param.detach().clone().requires_grad_(not frozen)
+            tracked.grad = None
         arguments = [group.arguments() for group in self.groups]
         for argument in arguments:
             argument.update(lr=7.0, momentum=0.25, nonfinite="propagate")
@@ -290,20 +290,20 @@ class Run(RuleBasedStateMachine):
 
     @event(by_pickle=st.booleans())
     def copy(self, by_pickle: bool) -> None:
-        """Go on with a copy, which has parameters of its own; the original must not notice."""
-        original, before = self.optimizer, self.everything()
+        """Continue with a copy, which has its own parameters."""
+        original, before = self.optimizer, self.snapshot()
         self.optimizer = pickle.loads(pickle.dumps(original)) if by_pickle else copy.deepcopy(original)
         for group in self.groups:
-            for known, p in zip(group.known, self.live(group)["params"], strict=True):
-                assert p is not known.param
-                assert p.requires_grad == known.param.requires_grad
-                known.param = p
-        assert same_bits(self.everything(), before)
-        self.note_gradients()
+            for tracked, p in zip(group.tracked, self.live(group)["params"], strict=True):
+                assert p is not tracked.param
+                assert p.requires_grad == tracked.param.requires_grad
+                tracked.param = p
+        assert same_bits(self.snapshot(), before)
+        self.record_gradients()
 
     @event(which=numbers)
-    def load_a_checkpoint_of_another_penalty(self, which: int) -> None:
-        checkpoint, before = copy.deepcopy(self.optimizer.state_dict()), self.everything()
+    def refuse_a_checkpoint_of_another_penalty(self, which: int) -> None:
+        checkpoint, before = copy.deepcopy(self.optimizer.state_dict()), self.snapshot()
         for saved in checkpoint["state"].values():
             for tensor in saved.values():
                 tensor += 1
@@ -312,126 +312,126 @@ class Run(RuleBasedStateMachine):
         checkpoint["param_groups"][which % len(self.groups)]["penalty"] = {"MCP": {"strength": 1.0}}
         with pytest.raises(ValueError, match="made with penalty MCP into one with penalty"):
             self.optimizer.load_state_dict(checkpoint)
-        assert same_bits(self.everything(), before)
+        assert same_bits(self.snapshot(), before)
 
-    # What must be so afterwards
+    # Invariant
 
     @invariant()
-    def the_optimizer_is_where_the_model_is(self) -> None:
+    def optimizer_equals_model(self) -> None:
         for group in self.groups:
             live = self.live(group)
             assert {name: live[name] for name in group.options} == group.options
             assert isinstance(live["lr"], Tensor) == group.tensor_lr
             assert live["penalty"] == (None if group.penalty is NONE else group.penalty.build())
-        for known in self.known:
-            assert np.array_equal(array(known.param), known.x)
-            state = self.optimizer.state.get(known.param, {})
-            assert state.keys() == known.state.keys()
+        for tracked in self.tracked:
+            assert np.array_equal(array(tracked.param), tracked.x)
+            state = self.optimizer.state.get(tracked.param, {})
+            assert state.keys() == tracked.state.keys()
             for name, value in state.items():
                 assert isinstance(value, Tensor)
-                assert np.array_equal(array(value), known.state[name])
-            assert (known.param.grad is None) == (known.grad is None)
-            assert known.grad is None or same_bits(known.param.grad, known.grad)
-        assert self.optimizer.state.keys() <= {known.param for known in self.known}
+                assert np.array_equal(array(value), tracked.state[name])
+            assert (tracked.param.grad is None) == (tracked.grad is None)
+            assert tracked.grad is None or same_bits(tracked.param.grad, tracked.grad)
+        assert self.optimizer.state.keys() <= {tracked.param for tracked in self.tracked}
 
-    # How a step is followed
+    # Checks of a step
 
     def step(self, sample: Sample, *, closure: bool) -> None:
-        before = self.everything() if sample.bad is not None else None
+        before = self.snapshot() if sample.bad is not None else None
         refusal = None
         try:
             self.call(sample, closure=closure)
         except FloatingPointError as error:
             refusal = error
-        for known, gradient in zip(self.known, sample.gradients[0], strict=True):
-            assert (known.param.grad is None) == (gradient is None)
-            assert gradient is None or same_bits(known.param.grad, gradient)
-        self.note_gradients()
-        decided = self.decision(sample)
-        assert (refusal is not None) == (decided == "raise")
-        if decided in ("raise", "skip"):
-            assert same_bits(self.everything(), before)
+        for tracked, gradient in zip(self.tracked, sample.gradients[0], strict=True):
+            assert (tracked.param.grad is None) == (gradient is None)
+            assert gradient is None or same_bits(tracked.param.grad, gradient)
+        self.record_gradients()
+        option = self.strictest_option(sample)
+        assert (refusal is not None) == (option == "raise")
+        if option in ("raise", "skip"):
+            assert same_bits(self.snapshot(), before)
         else:
             type(self).steps_taken += 1
-            self.follow(sample)
+            self.check_step(sample)
 
-    def decision(self, sample: Sample) -> str:
-        """Of the groups that have a bad gradient, the strictest has its way."""
-        decisions, index = {"propagate"}, 0
+    def strictest_option(self, sample: Sample) -> str:
+        """Return the strictest ``nonfinite`` of the groups that have a bad gradient."""
+        options, index = {"propagate"}, 0
         for group in self.groups:
-            for known in group.known:
-                found = [g for g in self.used(known, sample, index) if g is not None]
+            for tracked in group.tracked:
+                found = [g for g in self.gradients_used(tracked, sample, index) if g is not None]
                 if not all(bool(g.isfinite().all()) for g in found):
-                    decisions.add(group.options["nonfinite"])
+                    options.add(group.options["nonfinite"])
                 index += 1
-        return next(decision for decision in ("raise", "skip", "propagate") if decision in decisions)
+        return next(option for option in ("raise", "skip", "propagate") if option in options)
 
-    def follow(self, sample: Sample) -> None:
+    def check_step(self, sample: Sample) -> None:
         index = 0
         for group in self.groups:
-            for known in group.known:
+            for tracked in group.tracked:
                 if sample.gradients[0][index] is None:
-                    self.pass_over(known)
+                    self.skip(tracked)
                 else:
-                    self.follow_param(known, group, sample, index)
+                    self.check_param(tracked, group, sample, index)
                 index += 1
 
-    def follow_param(self, known: Known, group: Group, sample: Sample, index: int) -> None:
+    def check_param(self, tracked: Tracked, group: Group, sample: Sample, index: int) -> None:
         lr = group.options["lr"]
-        direction, terms, bad = self.direct(known, group, sample, index)
-        y = np.asarray(known.x + (lr if group.options["maximize"] else -lr) * direction)
+        direction, terms, bad = self.compute_direction(tracked, group, sample, index)
+        y = np.asarray(tracked.x + (lr if group.options["maximize"] else -lr) * direction)
         expected, margin = (y, np.zeros_like(y)) if group.penalty is NONE else group.penalty.prox(y, lr)
-        size = np.abs(known.x) + lr * terms
+        size = np.abs(tracked.x) + lr * terms
         if group.penalty.coupled and size.size:
             size = np.full_like(size, size.max())
-        room = ROUNDINGS * torch.finfo(known.param.dtype).eps * size
-        found, affected = array(known.param), group.penalty.spread(bad)
+        allowed = ROUNDINGS * torch.finfo(tracked.param.dtype).eps * size
+        found, affected = array(tracked.param), group.penalty.spread(bad)
         unaffected = ~affected
-        assert (np.abs(found - expected)[unaffected] <= room[unaffected]).all()
-        # Where the model has a zero that rounding cannot make a non-zero, it is exact. (The other way round is above.)
-        assert not found[(expected == 0) & (margin > room) & unaffected].any()
-        if group.penalty.kind != "Box":  # which has the same nearest point for inf as for large numbers
+        assert (np.abs(found - expected)[unaffected] <= allowed[unaffected]).all()
+        # A zero of the model that rounding cannot move must be exact. (The assertion above covers the converse.)
+        assert not found[(expected == 0) & (margin > allowed) & unaffected].any()
+        if group.penalty.kind != "Box":  # a box has the same nearest point for inf as for large numbers
             assert not np.isfinite(found[bad]).any()
-        state = self.optimizer.state.get(known.param, {})
-        assert state.keys() == known.state.keys()
-        for name, value in known.state.items():
+        state = self.optimizer.state.get(tracked.param, {})
+        assert state.keys() == tracked.state.keys()
+        for name, value in tracked.state.items():
             buffer = array(state[name])
-            if name == self.average:
-                loss = ROUNDINGS * torch.finfo(state[name].dtype).eps * terms
-                assert (np.abs(buffer - value)[~bad] <= loss[~bad]).all()
+            if name == self.direction_key:
+                allowed_in_direction = ROUNDINGS * torch.finfo(state[name].dtype).eps * terms
+                assert (np.abs(buffer - value)[~bad] <= allowed_in_direction[~bad]).all()
                 assert not np.isfinite(buffer[bad]).any()
             else:
                 assert np.array_equal(buffer, value)
-        self.repair(known, bad, affected)
-        known.x = array(known.param)
-        known.state = {name: array(value) for name, value in state.items()}
+        self.repair(tracked, bad, affected)
+        tracked.x = array(tracked.param)
+        tracked.state = {name: array(value) for name, value in state.items()}
 
-    def repair(self, known: Known, bad: NDArray[np.bool_], affected: NDArray[np.bool_]) -> None:
-        """Put numbers where there are none any more, so that the run can go on."""
+    def repair(self, tracked: Tracked, bad: NDArray[np.bool_], affected: NDArray[np.bool_]) -> None:
+        """Replace non-finite numbers, so that the run can continue."""
         with torch.no_grad():
             if affected.any():
-                before = torch.from_numpy(known.x).to(known.param.dtype)
-                known.param.copy_(torch.where(torch.from_numpy(affected), before, known.param))
-            if bad.any() and self.average in known.state:
-                self.optimizer.state[known.param][self.average].masked_fill_(torch.from_numpy(bad), 0.0)
+                before = torch.from_numpy(tracked.x).to(tracked.param.dtype)
+                tracked.param.copy_(torch.where(torch.from_numpy(affected), before, tracked.param))
+            if bad.any() and self.direction_key in tracked.state:
+                self.optimizer.state[tracked.param][self.direction_key].masked_fill_(torch.from_numpy(bad), 0.0)
 
-    # Small things
+    # Helpers
 
     def live(self, group: Group) -> dict[str, Any]:
         return self.optimizer.param_groups[next(i for i, other in enumerate(self.groups) if other is group)]
 
-    def everything(self) -> tuple[list[Tensor], dict[str, Any]]:
-        return [k.param.detach().clone() for k in self.known], copy.deepcopy(self.optimizer.state_dict())
+    def snapshot(self) -> tuple[list[Tensor], dict[str, Any]]:
+        return [k.param.detach().clone() for k in self.tracked], copy.deepcopy(self.optimizer.state_dict())
 
-    def note_gradients(self) -> None:
-        """The gradients of now are the right ones: not the optimizer wrote them."""
-        for known in self.known:
-            known.grad = None if known.param.grad is None else known.param.grad.clone()
+    def record_gradients(self) -> None:
+        """Expect the current gradients from now on; call this where the optimizer did not write them."""
+        for tracked in self.tracked:
+            tracked.grad = None if tracked.param.grad is None else tracked.param.grad.clone()
 
 
 class SGDRun(Run):
     method = proxmo.ProxSGD
-    average = "momentum_buffer"
+    direction_key = "momentum_buffer"
     own_options: ClassVar[dict[str, list[Any]]] = {
         "initial": ["gradient", "gradient", "zero"],
         "momentum_dtype": [None, None, torch.float64],
@@ -444,20 +444,20 @@ class SGDRun(Run):
             sample()
             assert self.optimizer.step() is None
 
-    def calls_of_closure(self) -> int:
+    def closure_calls(self) -> int:
         return 1
 
-    def used(self, known: Known, sample: Sample, index: int) -> list[Tensor | None]:
+    def gradients_used(self, tracked: Tracked, sample: Sample, index: int) -> list[Tensor | None]:
         return [sample.gradients[0][index]]
 
-    def direct(self, known: Known, group: Group, sample: Sample, index: int) -> Direction:
+    def compute_direction(self, tracked: Tracked, group: Group, sample: Sample, index: int) -> Direction:
         g, bad = finite_part(sample.gradients[0][index])
         momentum = group.options["momentum"]
         idle = group.options["lr"] == 0
-        if known.state and not known.state["started"] and not idle:
-            known.state = {}  # it was asked for, but has not begun
-        started = known.state.get("started", np.ones(()))
-        m = known.state.get("momentum_buffer")
+        if tracked.state and not tracked.state["started"] and not idle:
+            tracked.state = {}  # the state was requested, but the average has not started
+        started = tracked.state.get("started", np.ones(()))
+        m = tracked.state.get("momentum_buffer")
         if m is not None:
             average, terms = momentum * m + (1 - momentum) * g, np.abs(m) + np.abs(g)
         elif momentum == 0:
@@ -468,62 +468,62 @@ class SGDRun(Run):
             average, terms = g, np.abs(g)
         if m is None and idle and not g.any() and not bad.any():
             started = np.zeros(())
-        known.state = {"momentum_buffer": average, "started": started}
+        tracked.state = {"momentum_buffer": average, "started": started}
         return average, terms, bad
 
-    def pass_over(self, known: Known) -> None:
-        """Its average waits."""
+    def skip(self, tracked: Tracked) -> None:
+        """The average is kept."""
 
-    def give_state(self, known: Known, group: Group) -> None:
+    def initialize_state(self, tracked: Tracked, group: Group) -> None:
         if group.options["momentum"] != 0:
-            known.state = {"momentum_buffer": np.zeros_like(known.x), "started": np.zeros(())}
+            tracked.state = {"momentum_buffer": np.zeros_like(tracked.x), "started": np.zeros(())}
 
 
 class STORMRun(Run):
     method = proxmo.ProxSTORM
-    average = "estimate"
+    direction_key = "estimate"
     own_options: ClassVar[dict[str, list[Any]]] = {"momentum": [0.0, 0.5, 0.9, 1.0]}
 
     def call(self, sample: Sample, *, closure: bool) -> None:
-        calls = self.calls_of_closure()
+        calls = self.closure_calls()
         assert self.optimizer.step(sample) == 1.5
         assert len(sample.points) == calls
 
-    def calls_of_closure(self) -> int:
-        return 2 if any(map(self.started, self.known)) else 1
+    def closure_calls(self) -> int:
+        return 2 if any(map(self.started, self.tracked)) else 1
 
-    def started(self, known: Known) -> bool:
-        return bool(known.state) and bool(known.state["step"] > 0)
+    def started(self, tracked: Tracked) -> bool:
+        return bool(tracked.state) and bool(tracked.state["step"] > 0)
 
-    def used(self, known: Known, sample: Sample, index: int) -> list[Tensor | None]:
-        return [call[index] for call in sample.gradients[: 1 + self.started(known)]]
+    def gradients_used(self, tracked: Tracked, sample: Sample, index: int) -> list[Tensor | None]:
+        return [call[index] for call in sample.gradients[: 1 + self.started(tracked)]]
 
-    def direct(self, known: Known, group: Group, sample: Sample, index: int) -> Direction:
+    def compute_direction(self, tracked: Tracked, group: Group, sample: Sample, index: int) -> Direction:
         g, bad = finite_part(sample.gradients[0][index])
         estimate, terms, count = g, np.abs(g), np.zeros(())
-        if self.started(known):
-            assert np.array_equal(array(sample.points[1][index]), known.state["previous"])
+        if self.started(tracked):
+            assert np.array_equal(array(sample.points[1][index]), tracked.state["previous"])
             old = sample.gradients[1][index]
             before, bad_before = finite_part(torch.zeros(g.shape) if old is None else old)
-            last, count, bad = known.state["estimate"], known.state["step"], np.asarray(bad | bad_before)
+            last, count, bad = tracked.state["estimate"], tracked.state["step"], np.asarray(bad | bad_before)
             estimate = group.options["momentum"] * (last - before) + g
             terms = np.abs(last) + np.abs(before) + np.abs(g)
-        known.state = {"step": count + 1, "estimate": estimate, "previous": known.x}
+        tracked.state = {"step": count + 1, "estimate": estimate, "previous": tracked.x}
         return estimate, terms, bad
 
-    def pass_over(self, known: Known) -> None:
-        """Its estimate starts anew when it has a gradient again."""
-        if known.state:
-            known.state.update(step=np.zeros(()), previous=known.x)
+    def skip(self, tracked: Tracked) -> None:
+        """The estimate restarts at the next gradient."""
+        if tracked.state:
+            tracked.state.update(step=np.zeros(()), previous=tracked.x)
 
-    def give_state(self, known: Known, group: Group) -> None:
-        known.state = {"step": np.zeros(()), "estimate": np.zeros_like(known.x), "previous": known.x}
+    def initialize_state(self, tracked: Tracked, group: Group) -> None:
+        tracked.state = {"step": np.zeros(()), "estimate": np.zeros_like(tracked.x), "previous": tracked.x}
 
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 @pytest.mark.parametrize(("method", "examples", "steps"), [(SGDRun, 9, 300), (STORMRun, 4, 100)])
 def test_long_random_runs_follow_the_formulas(method: type[Run], examples: int, steps: int, penalty: Psi) -> None:
-    """And they are long: in all, thousands of steps that changed something were compared."""
+    """Also check that the runs are long: a minimum number of steps changed something and were compared."""
     run = type(f"{method.__name__}{penalty}", (method,), {"penalty": penalty, "steps_taken": 0})
     chosen = settings(
         max_examples=examples,

@@ -48,7 +48,7 @@ def test_schedulers_reach_gradient_step_and_prox(schedule: Any) -> None:
     assert len(seen) > 1
 
 
-def test_reduce_on_plateau_and_tensor_lr() -> None:
+def test_reduce_on_plateau_lowers_a_tensor_lr() -> None:
     x = Parameter(torch.ones(2))
     lr = torch.tensor(0.5)
     optimizer = proxmo.ProxSGD([x], lr=lr, penalty=proxmo.L1(0.1))
@@ -60,7 +60,7 @@ def test_reduce_on_plateau_and_tensor_lr() -> None:
     assert optimizer.param_groups[0]["lr"] < 0.5
 
 
-def test_closure_is_optional_and_its_loss_returned() -> None:
+def test_closure_is_optional_and_its_loss_is_returned() -> None:
     x = Parameter(torch.ones(2))
     optimizer = proxmo.ProxSGD([x], lr=0.1)
 
@@ -75,7 +75,7 @@ def test_closure_is_optional_and_its_loss_returned() -> None:
     assert optimizer.step() is None
 
 
-def test_closure_that_raises_leaves_everything_as_it_was() -> None:
+def test_closure_that_raises_changes_nothing() -> None:
     net = model()
     optimizer = make(net)
     train(net, optimizer, range(2))
@@ -92,7 +92,7 @@ def test_closure_that_raises_leaves_everything_as_it_was() -> None:
 
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_gradients_are_never_modified_and_missing_ones_skipped(foreach: bool, momentum: float) -> None:
+def test_gradients_are_never_modified_and_missing_ones_are_skipped(foreach: bool, momentum: float) -> None:
     used, unused = Parameter(torch.ones(3)), Parameter(torch.ones(3))
     optimizer = proxmo.ProxSGD([used, unused], 0.1, momentum, proxmo.L1(1.0), foreach=foreach, maximize=True)
     gradient = torch.arange(3.0)
@@ -110,7 +110,7 @@ def test_repr_shows_the_penalty() -> None:
     assert "penalty: GroupLInf(strength=0.3, dim=0)" in repr(make(model()))
 
 
-def test_hooks() -> None:
+def test_hooks_are_called_in_order() -> None:
     net = model()
     optimizer = make(net)
     calls = []
@@ -123,8 +123,8 @@ def test_hooks() -> None:
     assert calls == ["before", "after", "saved", "GroupLInf"]
 
 
-class NoReading(TorchDispatchMode):
-    """Raises when a tensor is read into Python, which on an accelerator waits for all work before it."""
+class NoTensorReads(TorchDispatchMode):
+    """Fails when a tensor is read into Python, which would synchronize with an accelerator."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func is not torch.ops.aten._local_scalar_dense.default
@@ -134,47 +134,47 @@ class NoReading(TorchDispatchMode):
 @pytest.mark.parametrize(
     "penalty", [None, proxmo.L1(0.1), proxmo.GroupL2(0.1), proxmo.MCP(0.1, 3.0), proxmo.L2Ball(1.0)]
 )
-def test_tensor_lr_is_not_read_once_averages_have_begun(
+def test_tensor_lr_is_not_read_after_the_first_step(
     penalty: proxmo.Penalty | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxmo.penalties.groups.is_eager_cpu", lambda x: False)  # as on a device
+    monkeypatch.setattr("proxmo.penalties.groups.is_eager_cpu", lambda x: False)  # as on an accelerator
     x, y = Parameter(torch.ones(3, 2)), Parameter(torch.ones(3, 2))
     tensor = proxmo.ProxSGD([x], lr=torch.tensor(0.1), penalty=penalty)
     number = proxmo.ProxSGD([y], lr=0.1, penalty=penalty)
     for step in range(3):
         x.grad, y.grad = torch.ones(3, 2), torch.ones(3, 2)
-        with NoReading() if step else nullcontext():  # at first it is, on a CPU, to know checkpoints that ask for state
+        with NoTensorReads() if step else nullcontext():  # the first step may read it, to detect a checkpoint's request
             tensor.step()
         number.step()
     torch.testing.assert_close(x, y)
 
 
-def test_large_tensors_compile_without_graph_break_too() -> None:
-    """The Newton iteration for thresholds depends on the data; compiled code sorts instead."""
+def test_compiled_step_of_large_groups_has_no_graph_break() -> None:
+    """The number of Newton iterations for a threshold depends on the data; compiled code sorts instead."""
     torch.compiler.reset()
     for penalty in (proxmo.GroupLInf(5.0), proxmo.L1Ball(20.0, dim=0), proxmo.Simplex(dim=0)):
         x = torch.randn(100, 100, generator=torch.Generator().manual_seed(0))
         y = x.clone()
-        plain = proxmo.ProxSGD([Parameter(x)], 0.1, 0.9, penalty)
+        eager = proxmo.ProxSGD([Parameter(x)], 0.1, 0.9, penalty)
         compiled = proxmo.ProxSGD([Parameter(y)], 0.1, 0.9, penalty)
         step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
-        for optimizer in (plain, compiled):
+        for optimizer in (eager, compiled):
             optimizer.param_groups[0]["params"][0].grad = torch.ones(100, 100)
-        plain.step()
+        eager.step()
         step()
         torch.testing.assert_close(x, y)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=str)
-def test_half_precision_parameters(dtype: torch.dtype, lr: float | Tensor) -> None:
-    def run(kind: torch.dtype) -> Tensor:
-        x = Parameter(torch.linspace(-2, 2, 12).reshape(4, 3).to(kind))
+def test_half_precision_run_follows_the_float32_run(dtype: torch.dtype, lr: float | Tensor) -> None:
+    def run(run_dtype: torch.dtype) -> Tensor:
+        x = Parameter(torch.linspace(-2, 2, 12).reshape(4, 3).to(run_dtype))
         optimizer = proxmo.ProxSGD([x], lr, 0.9, proxmo.GroupLInf(1.0))
         for _ in range(5):
             x.grad = x.detach() * 0.5
             optimizer.step()
-        assert x.dtype == kind
+        assert x.dtype == run_dtype
         return x.detach().float()
 
     half, single = run(dtype), run(torch.float32)
@@ -182,7 +182,7 @@ def test_half_precision_parameters(dtype: torch.dtype, lr: float | Tensor) -> No
     assert torch.equal(half == 0, single == 0)
 
 
-def test_grad_scaler_skips_a_step_with_inf_entirely() -> None:
+def test_grad_scaler_skips_the_whole_step_if_a_gradient_is_inf() -> None:
     x = Parameter(torch.tensor([2.0, 0.5]))
     optimizer = proxmo.ProxSGD([x], lr=0.1, penalty=proxmo.L1(1.0))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -216,18 +216,18 @@ def test_grad_scaler_skips_a_step_with_inf_entirely() -> None:
 def test_compiled_step_has_no_graph_break(penalty: proxmo.Penalty | None, lr: float | Tensor) -> None:
     torch.compiler.reset()
     params = [[Parameter(torch.linspace(-2, 2, 12).reshape(4, 3)) for _ in range(2)] for _ in range(2)]
-    plain, compiled = (proxmo.ProxSGD(ps, lr, 0.9, penalty, foreach=False) for ps in params)
+    eager, compiled = (proxmo.ProxSGD(ps, lr, 0.9, penalty, foreach=False) for ps in params)
     step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
     for seed in range(3):
         for p in (p for ps in params for p in ps):
             p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed))
-        plain.step()
+        eager.step()
         step()
     for p, q in zip(*params, strict=True):
         torch.testing.assert_close(p, q)
 
 
-def test_named_parameters() -> None:
+def test_named_parameters_keep_their_names_in_checkpoints() -> None:
     optimizer = proxmo.ProxSGD(model().named_parameters(), penalty=proxmo.L1(0.1))
     assert optimizer.state_dict()["param_groups"][0]["param_names"][0] == "0.weight"
 
@@ -251,7 +251,7 @@ def test_named_parameters() -> None:
         ({"penalty": proxmo.GroupL2(0.1, dim=1)}, ValueError, "does not fit parameter 0: dim must name axes"),
     ],
 )
-def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     params = [Parameter(torch.ones(2)), Parameter(torch.tensor(1.0))]
     with pytest.raises(error, match=message):
         proxmo.ProxSGD(params, **options)
@@ -261,7 +261,7 @@ def test_bad_options(options: dict[str, Any], error: type[Exception], message: s
     assert len(optimizer.param_groups) == 1
 
 
-def test_misspelt_options_are_not_ignored() -> None:
+def test_misspelt_options_are_refused() -> None:
     x = Parameter(torch.ones(2))
     for key in ("penality", "momentun", "lambda"):
         with pytest.raises(ValueError, match=f"'{key}' is not an option of a parameter group; did you mean"):
@@ -269,7 +269,7 @@ def test_misspelt_options_are_not_ignored() -> None:
     proxmo.ProxSGD([{"params": [x], "name": "weights", "initial_lr": 0.1}])
 
 
-def test_a_parameter_that_does_not_fit_is_named() -> None:
+def test_error_names_the_parameter_that_does_not_fit() -> None:
     named = [("weight", Parameter(torch.ones(2, 2))), ("scale", Parameter(torch.tensor(1.0)))]
     with pytest.raises(ValueError, match=r"GroupL2\(strength=0.1, dim=0\) does not fit parameter 'scale'"):
         proxmo.ProxSGD(named, penalty=proxmo.GroupL2(0.1))
@@ -298,7 +298,7 @@ def test_options_set_later_are_checked_before_anything_moves(name: str, value: A
     assert_same(net, before)
 
 
-def test_a_penalty_that_stops_fitting_is_seen_before_anything_moves() -> None:
+def test_penalty_that_no_longer_fits_is_refused_before_anything_moves() -> None:
     net = model()
     optimizer = make(net)
     train(net, optimizer, range(1))
@@ -330,7 +330,7 @@ def test_sparse_and_complex_gradients_are_refused_before_anything_moves() -> Non
         proxmo.ProxSGD([wave]).step()
 
 
-def test_lazy_parameters() -> None:
+def test_lazy_parameters_are_optimized_once_they_have_a_shape() -> None:
     net = nn.Sequential(nn.LazyLinear(4))
     optimizer = proxmo.ProxSGD(net.parameters(), lr=0.1, penalty=proxmo.GroupL2(0.1, dim=0))
     net(torch.ones(2, 3)).sum().backward()

@@ -1,4 +1,4 @@
-"""Units: groups of a penalty that span several tensors are one group for the optimizer."""
+"""Units: groups of a penalty that span several tensors."""
 
 import copy
 import io
@@ -15,7 +15,7 @@ from proxmo.optim.base import apply_prox
 from proxmo.optim.units import Slice, joined, write_back
 
 WHOLE = None
-# a weight with its bias; the second axis of a tensor; two units that share a tensor with others
+# rows of a weight, each with its bias; pairs of columns of a tensor, each with one element of another
 UNITS = (
     (Slice(0, 0, WHOLE), Slice(1, 0, WHOLE)),
     (Slice(2, 1, ((0, 3), (1, 2))), Slice(3, 0, ((4,), (0,)))),
@@ -40,13 +40,13 @@ def make(params: list[Tensor], penalty: proxmo.Penalty | None, **options: object
 
 
 def reference_shrink(blocks: list[NDArray[np.float64]], threshold: float) -> None:
-    """The group lasso's prox on one unit, written down once more in numpy."""
+    """Apply the prox of the group lasso to one unit in place, in numpy."""
     norm = np.sqrt(sum((block**2).sum() for block in blocks))
     for block in blocks:
         block *= max(0.0, 1 - threshold / norm)
 
 
-def test_a_step_is_the_prox_on_whole_units() -> None:
+def test_step_applies_the_prox_to_whole_units() -> None:
     params = make_params()
     optimizer = make(params, proxmo.GroupL2(2.0), lr=0.1, momentum=0.7)
     points = [p.detach().numpy().copy() for p in params]
@@ -66,11 +66,11 @@ def test_a_step_is_the_prox_on_whole_units() -> None:
             points[2][:, columns] = block
         for p, point in zip(params, points, strict=True):
             np.testing.assert_allclose(p.detach().numpy(), point, rtol=1e-12, atol=1e-14)
-    assert float(params[3].detach()[1]) != 0  # in no unit: moved by gradients alone
+    assert float(params[3].detach()[1]) != 0  # in no unit: only gradients move it
 
 
 @pytest.mark.parametrize("penalty", [proxmo.GroupL2(60.0), proxmo.GroupLInf(300.0), proxmo.SparseGroup(1.0, 60.0)])
-def test_units_vanish_as_a_whole(penalty: proxmo.Penalty) -> None:
+def test_units_become_zero_as_a_whole(penalty: proxmo.Penalty) -> None:
     params = make_params()
     optimizer = make(params, penalty, lr=0.1, momentum=0.0)
     set_gradients(params, 0)
@@ -83,7 +83,7 @@ def test_units_vanish_as_a_whole(penalty: proxmo.Penalty) -> None:
 
 
 @pytest.mark.parametrize("penalty", [proxmo.GroupL2(0.5), proxmo.GroupLInf(0.5), proxmo.SparseGroup(0.1, 0.5)])
-def test_values_and_subgradients_are_those_of_the_units(penalty: proxmo.Penalty) -> None:
+def test_penalty_value_and_subgradients_are_those_of_the_units(penalty: proxmo.Penalty) -> None:
     params = make_params()
     optimizer = make(params, penalty, lr=0.1, momentum=0.0)
     expected = sum(float(penalty.value(joined(family, [p.detach() for p in params]))) for family in UNITS)
@@ -96,7 +96,7 @@ def test_values_and_subgradients_are_those_of_the_units(penalty: proxmo.Penalty)
     for p, old, gradient in zip(params, before, gradients, strict=True):
         certificate = optimizer.certificate(p)
         torch.testing.assert_close(certificate.subgradient, (old - p.detach()) / 0.1 - gradient, rtol=1e-9, atol=1e-9)
-    # the inequality of a subgradient, at random points
+    # the subgradient inequality at random points
     for seed in range(1, 20):
         other = [p.detach() for p in make_params(seed)]
         rise = sum(
@@ -107,7 +107,7 @@ def test_values_and_subgradients_are_those_of_the_units(penalty: proxmo.Penalty)
         assert there >= float(optimizer.penalty_value()) + rise - 1e-9
 
 
-def test_the_gradient_of_the_objective_is_that_of_autograd() -> None:
+def test_gradient_norm_equals_that_of_autograd() -> None:
     params = make_params()
     optimizer = make(params, proxmo.GroupL2(0.5))
     set_gradients(params, 0)
@@ -120,14 +120,14 @@ def test_the_gradient_of_the_objective_is_that_of_autograd() -> None:
     assert gradient_norm(optimizer) == pytest.approx(sum(float(g.square().sum()) for g in gradients), rel=1e-12)
 
 
-def test_checkpoints_go_on_to_the_bit_and_keep_the_units() -> None:
+def test_resumed_run_equals_uninterrupted_run_and_units_must_match() -> None:
     def run(optimizer: proxmo.ProxSGD, params: list[Tensor], steps: range) -> None:
         for step in steps:
             set_gradients(params, step)
             optimizer.step()
 
-    whole = make_params()
-    run(make(whole, proxmo.GroupLInf(0.5), lr=0.1), whole, range(10))
+    uninterrupted = make_params()
+    run(make(uninterrupted, proxmo.GroupLInf(0.5), lr=0.1), uninterrupted, range(10))
     params = make_params()
     optimizer = make(params, proxmo.GroupLInf(0.5), lr=0.1)
     run(optimizer, params, range(5))
@@ -135,18 +135,18 @@ def test_checkpoints_go_on_to_the_bit_and_keep_the_units() -> None:
     torch.save({"optimizer": optimizer.state_dict(), "params": [p.detach() for p in params]}, file)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    again = [p.clone().requires_grad_() for p in saved["params"]]
-    other = make(again, proxmo.GroupLInf(0.1), lr=0.3)
+    resumed = [p.clone().requires_grad_() for p in saved["params"]]
+    other = make(resumed, proxmo.GroupLInf(0.1), lr=0.3)
     other.load_state_dict(saved["optimizer"])
-    run(other, again, range(5, 10))
-    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
-    plain = proxmo.ProxSGD(make_params(), penalty=proxmo.GroupLInf(0.1, dim=0))
+    run(other, resumed, range(5, 10))
+    assert all(torch.equal(a, b) for a, b in zip(uninterrupted, resumed, strict=True))
+    without_units = proxmo.ProxSGD(make_params(), penalty=proxmo.GroupLInf(0.1, dim=0))
     with pytest.raises(ValueError, match="whose units differ"):
-        plain.load_state_dict(saved["optimizer"])
-    assert plain.param_groups[0]["penalty"].strength == 0.1
+        without_units.load_state_dict(saved["optimizer"])
+    assert without_units.param_groups[0]["penalty"].strength == 0.1
 
 
-def test_units_survive_copies() -> None:
+def test_deepcopied_optimizer_keeps_its_units() -> None:
     params = make_params()
     optimizer = make(params, proxmo.GroupL2(0.5), lr=0.1)
     twin = copy.deepcopy(optimizer)
@@ -159,7 +159,7 @@ def test_units_survive_copies() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_narrow_dtypes_round_once(dtype: torch.dtype) -> None:
+def test_low_precision_step_equals_float64_step_up_to_rounding(dtype: torch.dtype) -> None:
     params, exact = make_params(dtype=dtype), make_params(dtype=dtype)
     exact = [p.detach().double().requires_grad_() for p in exact]
     for group in (params, exact):
@@ -173,7 +173,7 @@ def test_narrow_dtypes_round_once(dtype: torch.dtype) -> None:
         torch.testing.assert_close(p.detach().double(), e.detach(), rtol=2 * eps, atol=2 * eps)
 
 
-def test_a_compiled_step_is_the_same() -> None:
+def test_compiled_step_equals_eager_step() -> None:
     params, others = make_params(dtype=torch.float32), make_params(dtype=torch.float32)
     optimizer, compiled = (make(group, proxmo.GroupL2(0.5), lr=0.1) for group in (params, others))
     step = torch.compile(compiled.step, fullgraph=True, backend="eager")
@@ -187,7 +187,7 @@ def test_a_compiled_step_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("method", [proxmo.ProxSTORM, proxmo.ProxSpiderBoost, proxmo.AutoProxSGD])
-def test_other_methods_have_units_too(method: type[proxmo.ProxOptimizer]) -> None:
+def test_other_methods_support_units(method: type[proxmo.ProxOptimizer]) -> None:
     params = make_params()
     group = {"params": params, "penalty": proxmo.GroupL2(50.0), "units": UNITS}
     options = {} if method is proxmo.AutoProxSGD else {"lr": 0.05}
@@ -207,19 +207,19 @@ def test_other_methods_have_units_too(method: type[proxmo.ProxOptimizer]) -> Non
     assert params[3][1] != 0
 
 
-def test_units_without_any_gradient_sit_out() -> None:
+def test_units_without_any_gradient_are_skipped() -> None:
     params, together = make_params(), make_params()
     optimizer = make(params, proxmo.GroupL2(0.5), lr=0.1)
     before = [p.detach().clone() for p in params]
     optimizer.step()
     assert all(torch.equal(p, old) for p, old in zip(params, before, strict=True))
-    everything = make(together, proxmo.GroupL2(0.5), lr=0.1)
+    reference = make(together, proxmo.GroupL2(0.5), lr=0.1)
     for step in range(3):
         set_gradients(params, step)
         set_gradients(together, step)
-        params[2].grad = params[3].grad = None  # all that the second family has
+        params[2].grad = params[3].grad = None  # all parameters of the second family
         optimizer.step()
-        everything.step()
+        reference.step()
     assert torch.equal(params[2], before[2])
     assert torch.equal(params[3], before[3])
     for p, expected in zip(params[:2], together[:2], strict=True):
@@ -228,7 +228,7 @@ def test_units_without_any_gradient_sit_out() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_parameter_without_gradient_is_left_out_of_its_units(fused: bool) -> None:
-    """A frozen bias stays, and the rest of the unit is one group."""
+    """A frozen bias stays, and the rest of each unit is one group."""
     params, weight_only = make_params(), make_params()
     optimizer = make(params, proxmo.GroupL2(2.0), lr=0.1, fused=fused)
     alone = proxmo.ProxSGD([{"params": [weight_only[0]], "penalty": proxmo.GroupL2(2.0)}], lr=0.1)
@@ -243,7 +243,7 @@ def test_parameter_without_gradient_is_left_out_of_its_units(fused: bool) -> Non
     torch.testing.assert_close(params[0], weight_only[0])
 
 
-def test_frozen_parameters_do_not_count() -> None:
+def test_frozen_parameters_do_not_count_in_sparsity_and_penalty_value() -> None:
     layer = nn.Linear(4, 3)
     units = (((0, 0, None), (1, 0, None)),)
     group = {"params": list(layer.parameters()), "penalty": proxmo.GroupL2(1.0), "units": units}
@@ -258,8 +258,8 @@ def test_frozen_parameters_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("per_unit", [False, True])
-def test_step_for_every_element_of_units(per_unit: bool) -> None:
-    """As adaptive methods ask for it: the steps of several tensors make up those of their units."""
+def test_elementwise_steps_are_joined_like_their_tensors(per_unit: bool) -> None:
+    """Adaptive methods need this: they have a step for every element of every tensor."""
     points, penalty = make_params(), proxmo.GroupL2(1.3)
     steps = [make_params(seed=5)[k].detach().exp() for k in range(4)]
     if per_unit:
@@ -290,14 +290,14 @@ def test_step_for_every_element_of_units(per_unit: bool) -> None:
         (proxmo.GroupL2(1.0), [[(0, 0)]], "families of .position, axis, indices."),
     ],
 )
-def test_units_that_do_not_fit_are_refused(penalty: proxmo.Penalty, units: object, message: str) -> None:
+def test_invalid_units_are_refused(penalty: proxmo.Penalty, units: object, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         proxmo.ProxSGD([{"params": make_params(), "penalty": penalty, "units": units}])
 
 
-def test_plain_data_are_units_too_and_none_of_them_is_none() -> None:
-    plain = [[[0, 0, None], [1, 0, None]], [[2, 1, [[0, 3], [1, 2]]], [3, 0, [[4], [0]]]]]
-    group = {"params": make_params(), "penalty": proxmo.GroupL2(1.0), "units": plain}
+def test_units_may_be_nested_lists_and_an_empty_list_becomes_none() -> None:
+    lists = [[[0, 0, None], [1, 0, None]], [[2, 1, [[0, 3], [1, 2]]], [3, 0, [[4], [0]]]]]
+    group = {"params": make_params(), "penalty": proxmo.GroupL2(1.0), "units": lists}
     assert proxmo.ProxSGD([group]).param_groups[0]["units"] == UNITS
     nothing = proxmo.ProxSGD([{"params": make_params(), "units": []}])
     nothing.load_state_dict(nothing.state_dict())
@@ -313,10 +313,10 @@ def test_writing_back_is_the_inverse_of_joining() -> None:
         write_back(family, 2 * matrix, group)
         assert torch.equal(joined(family, group), 2 * matrix)
         changed = sum(int((t != old).sum()) for t, old in zip(group, before, strict=True))
-        assert changed == matrix.numel()  # and nothing else is
+        assert changed == matrix.numel()  # and nothing else
 
 
-def test_a_zero_unit_adds_nothing_to_the_output() -> None:
+def test_zero_units_have_zero_output() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1))
     images = torch.randn(5, 2, 6, 6)

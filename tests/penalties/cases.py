@@ -24,11 +24,11 @@ from proxmo import Penalty
 class Case:
     name: str
     make: Callable[[float], Penalty]
-    """The penalty for entries of the given scale: prox of make(c) at c·x is c times that of make(1) at x."""
+    """Makes the penalty for entries of scale c: the prox of make(c) at c·x is c times the prox of make(1) at x."""
     value: Callable[[Any, Any], float]
     prox: Callable[[Any, Any, Any], Any]
     axes: int = 0
-    """How many axes a tensor must have."""
+    """The smallest number of axes that a tensor may have."""
 
     def __str__(self) -> str:
         return self.name
@@ -92,7 +92,7 @@ ROWS: list[tuple[Callable[[float], Penalty], Any, Any, int]] = [
         (
             lambda c, dim=dim: proxmo.GroupLInf(0.9 * c, dim=dim),
             ref.group_total(lambda p, g: p.strength * np.abs(g).max()),
-            ref.by_group(lambda p, g, t: ref.cut(g, t, p.strength)),
+            ref.by_group(lambda p, g, t: ref.cap(g, t, p.strength)),
             axes,
         )
         for dim, axes in [(0, 1), (1, 2), ((2, 0), 3)]
@@ -189,12 +189,12 @@ def noise(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int 
 
 
 def as_reference_step(step: float | Tensor) -> Any:
-    """A number, or an array of float64 with a step for every element."""
+    """Return the step as a number, or as a float64 array."""
     return step.double().numpy() if isinstance(step, Tensor) else step
 
 
 def objective(case: Case, penalty: Penalty, u: Tensor, x: Tensor, step: float | Tensor) -> float:
-    """ψ(u) + Σ (u − x)²/(2·step) in float64, with the reference value of ψ; u must be feasible."""
+    """Return ψ(u) + Σ (u − x)²/(2·step) in float64, with the reference value of ψ; u must be feasible."""
     u64, x64 = u.double().numpy(), x.double().numpy()
     return case.value(penalty, u64) + float(((u64 - x64) ** 2 / (2 * as_reference_step(step))).sum())
 
@@ -204,13 +204,13 @@ def reference(case: Case, penalty: Penalty, x: Tensor, step: float | Tensor) -> 
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """The relative error promised: 1e-12 in float64, 1e-6 in float32, one rounding of the result in half precision."""
+    """Return the promised relative error: 1e-12 in float64, 1e-6 in float32, one rounding in half precision."""
     promised = {torch.float64: 1e-12, torch.float32: 1e-6}
     return promised.get(dtype) or torch.finfo(dtype).eps
 
 
 def assert_is_prox(case: Case, penalty: Penalty, result: Tensor, x: Tensor, step: float | Tensor) -> None:
-    """The reference to the promised digits; where ψ is not convex and the prox may jump, another point as good."""
+    """Assert that ``result`` is the reference to the promised error, or as good a point if ψ is not convex."""
     expected = reference(case, penalty, x, step)
     allowed = tolerance(x.dtype) * float(torch.maximum(x.double().abs(), expected.abs()).max())
     if penalty.convex:
@@ -218,16 +218,16 @@ def assert_is_prox(case: Case, penalty: Penalty, result: Tensor, x: Tensor, step
         return
     if penalty.separable:
         steps = torch.as_tensor(step, dtype=torch.float64).expand(x.shape).flatten()
-        parts = [
+        blocks = [
             (p.reshape(1), e.reshape(1), v.reshape(1), s.reshape(1))
             for p, e, v, s in zip(result.flatten(), expected.flatten(), x.flatten(), steps, strict=True)
         ]
     else:
-        parts = [(result, expected, x, torch.as_tensor(step))]
+        blocks = [(result, expected, x, torch.as_tensor(step))]
         assert penalty.value(result) == 0
-    for found, wanted, point, own in parts:
+    for found, wanted, point, block_step in blocks:
         if (found.double() - wanted).abs().max() > allowed:
-            reached = objective(case, penalty, found, point, own)
-            possible = objective(case, penalty, wanted, point, own)
-            scale = float((point.double().square() / own.double()).sum())
+            reached = objective(case, penalty, found, point, block_step)
+            possible = objective(case, penalty, wanted, point, block_step)
+            scale = float((point.double().square() / block_step.double()).sum())
             assert reached <= possible + 4 * tolerance(x.dtype) * (possible + scale)

@@ -1,8 +1,8 @@
-"""Slow and plain float64 versions of every value and prox, written in numpy and scipy and without proxmo.
+"""Slow and simple float64 references for every value and prox, in numpy and scipy, independent of proxmo.
 
-Elementwise: all stationary points of the subproblem are listed, each in the piece where it holds, and the best is
-taken. Groups: a Python loop over groups. Thresholds: scipy's root finder. TopK: all subsets. A step is a number or an
-array that broadcasts to x, with a step for every element.
+Elementwise: list all stationary points of the subproblem, each with the interval where it is valid, and take the best.
+Groups: loop over the groups in Python. Thresholds: scipy's root finder. TopK: try all subsets. A step is a number or
+an array that broadcasts to x.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 
 Array = NDArray[np.float64]
 Step = float | Array
-EDGE = 1e-14  # how far rounding may push a stationary point out of its piece
+EDGE = 1e-14  # how far rounding may push a stationary point out of its interval
 
 
 def best(objective: Callable[[float], float], candidates: list[float]) -> float:
@@ -26,7 +26,7 @@ def best(objective: Callable[[float], float], candidates: list[float]) -> float:
 
 
 def elementwise(value: Callable[..., float], points: Callable[..., Iterator[tuple[float, float, float]]]) -> Any:
-    """A prox from the scalar value and stationary points (u, low, high) for x ≥ 0, each valid for low ≤ u ≤ high."""
+    """Make a prox from the scalar value and stationary points (u, low, high) for x ≥ 0, valid if low ≤ u ≤ high."""
 
     def prox(penalty: Any, x: Array, steps: Step) -> Array:
         def scalar(entry: float, step: float) -> float:
@@ -132,7 +132,7 @@ def lhalf_points(p: Any, y: float, t: float) -> Iterator[tuple[float, float, flo
 
 
 def groups(x: Array, dim: int | tuple[int, ...] | None) -> Iterator[Any]:
-    """The index of each group: a number on the axes of ``dim``, a full slice on the others."""
+    """Yield the index of each group: a number on the axes of ``dim``, a full slice on the others."""
     named = () if dim is None else (dim,) if isinstance(dim, int) else dim
     axes = {axis % x.ndim for axis in named}
     yield from itertools.product(*(range(x.shape[i]) if i in axes else [slice(None)] for i in range(x.ndim)))
@@ -143,8 +143,8 @@ def by_group(project: Callable[[Any, Array, Step], Array]) -> Any:
         result, steps = x.copy(), np.broadcast_to(step, x.shape)
         for index in groups(x, penalty.dim):
             group = np.atleast_1d(x[index]).ravel()
-            own = step if np.ndim(step) == 0 else np.atleast_1d(steps[index]).ravel()
-            result[index] = project(penalty, group, own).reshape(np.shape(x[index]))
+            group_step = step if np.ndim(step) == 0 else np.atleast_1d(steps[index]).ravel()
+            result[index] = project(penalty, group, group_step).reshape(np.shape(x[index]))
         return result
 
     return prox
@@ -157,7 +157,7 @@ def group_total(value: Callable[[Any, Array], float]) -> Any:
 
 
 def root(function: Callable[[float], float], low: float, high: float) -> float:
-    """The root of a decreasing function between two bounds, which rounding may put on one side of it."""
+    """Return the root of a decreasing function, or a bound if rounding puts both bounds on one side of the root."""
     if function(low) <= 0 or function(high) >= 0:
         return low if function(low) <= 0 else high
     return float(brentq(function, low, high, xtol=1e-300, rtol=1e-15, maxiter=1000))
@@ -177,8 +177,8 @@ def soft(x: Array, t: Step) -> Array:
     return np.sign(x) * np.maximum(np.abs(x) - t, 0)
 
 
-def cut(x: Array, step: Step, strength: float) -> Array:
-    """The prox of strength·max|x|."""
+def cap(x: Array, step: Step, strength: float) -> Array:
+    """Return the prox of strength·max|x|."""
     if np.ndim(step) == 0:
         return x - l1_ball(x, step * strength)
     y = np.abs(x)
@@ -219,7 +219,7 @@ def l2_ball(x: Array, radius: float, step: Step) -> Array:
 
 
 def top_k(x: Array, k: int, step: Step = 1.0) -> Array:
-    """The best of all supports."""
+    """Try all supports and return the best."""
     k, cost = min(k, x.size), x**2 / step
     support = min(itertools.combinations(range(x.size), k), key=lambda kept: math.fsum(np.delete(cost, kept)))
     result = np.zeros_like(x)
@@ -250,5 +250,5 @@ def nuclear_value(penalty: Any, x: Array) -> float:
 
 
 def indicator(penalty: Any, x: Array) -> float:
-    """For points that are known to be feasible: those that a projection gave."""
+    """Return the value of a constraint at a feasible point, such as the result of a projection."""
     return 0.0

@@ -1,4 +1,4 @@
-"""Bad arguments are refused with an error that names the argument, what it got and what it takes."""
+"""Invalid arguments are refused with an error that names the argument, what it takes and what it got."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from penalties.cases import CASES, Case
         (lambda: proxmo.TopK(-1), r"TopK: k must be an integer >= 0, got -1"),
     ],
 )
-def test_values_out_of_range(make: Callable[[], proxmo.Penalty], message: str) -> None:
+def test_values_out_of_range_are_refused(make: Callable[[], proxmo.Penalty], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -59,7 +59,7 @@ def test_values_out_of_range(make: Callable[[], proxmo.Penalty], message: str) -
         (lambda: proxmo.GroupL2(1.0, dim=(0, 0.5)), r"GroupL2: dim must be an axis, .* got \(0, 0\.5\)"),  # type: ignore[arg-type]
     ],
 )
-def test_wrong_types(make: Callable[[], proxmo.Penalty], message: str) -> None:
+def test_wrong_types_are_refused(make: Callable[[], proxmo.Penalty], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         make()
 
@@ -82,8 +82,8 @@ def test_misspelt_fields_are_refused() -> None:
         penalty.strenght = 5.0  # type: ignore[attr-defined]
 
 
-def test_numbers_become_plain() -> None:
-    """So that a checkpoint holds nothing but plain Python numbers."""
+def test_numpy_numbers_become_python_numbers() -> None:
+    """So that a checkpoint holds only Python numbers."""
     penalty = proxmo.GroupL2(np.float32(0.5), dim=[np.int64(0), 1])  # type: ignore[arg-type]
     assert type(penalty.strength) is float
     assert penalty.dim == (0, 1)
@@ -96,7 +96,7 @@ def test_numbers_become_plain() -> None:
     [-1.0, math.nan, math.inf, torch.tensor(-1.0), torch.tensor(math.nan), torch.ones(3), -torch.ones(2)],
     ids=str,
 )
-def test_bad_steps(case: Case, step: float) -> None:
+def test_invalid_steps_are_refused_and_change_nothing(case: Case, step: float) -> None:
     x = torch.ones(2, 2, 2)
     with pytest.raises(ValueError, match="step must be"):
         case.make(1.0).prox(x, step, out=x)
@@ -105,18 +105,18 @@ def test_bad_steps(case: Case, step: float) -> None:
 
 @pytest.mark.parametrize("dim", [3, -4, (0, 3)])
 @pytest.mark.parametrize("make", [proxmo.GroupL2, proxmo.GroupLInf, proxmo.Nuclear, proxmo.L1Ball, proxmo.Simplex])
-def test_dim_that_the_tensor_has_not(make: Callable[..., proxmo.Penalty], dim: int) -> None:
+def test_dim_beyond_the_axes_of_the_tensor_is_refused(make: Callable[..., proxmo.Penalty], dim: int) -> None:
     with pytest.raises(ValueError, match=re.escape(f"dim must name axes of the tensor, got dim={dim} for")):
         make(1.0, dim=dim).prox(torch.ones(2, 2, 2), 1.0)
 
 
-def test_dim_that_names_an_axis_twice() -> None:
+def test_dim_that_names_an_axis_twice_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dim must name each axis once, got dim=\(0, -2\)"):
         proxmo.GroupL2(1.0, dim=(0, -2)).value(torch.ones(2, 2))
 
 
 @pytest.mark.parametrize("x", [torch.ones(2, dtype=torch.long), torch.ones(2, dtype=torch.complex64)], ids=str)
-def test_points_must_be_floating(x: torch.Tensor) -> None:
+def test_points_must_have_a_float_dtype(x: torch.Tensor) -> None:
     with pytest.raises(TypeError, match="x must be a dense tensor of 16 to 64 bit floats, got torch"):
         proxmo.L1(1.0).prox(x, 1.0)
     with pytest.raises(TypeError, match="x must be a dense tensor"):
@@ -131,7 +131,7 @@ def test_points_must_be_dense_tensors() -> None:
 
 
 @pytest.mark.parametrize("out", [torch.ones(3), torch.ones(2, dtype=torch.float64)], ids=str)
-def test_out_must_match(out: torch.Tensor) -> None:
+def test_out_must_match_the_input(out: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="out must match x in shape, dtype and device"):
         proxmo.L1(1.0).prox(torch.ones(2), 1.0, out=out)
     assert torch.equal(out, torch.ones_like(out))

@@ -1,4 +1,4 @@
-"""Large tensors are cut into row chunks and small ones stacked, and the results are those of each tensor alone."""
+"""Large tensors are cut into row chunks and small ones stacked, with the same results as for each tensor alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ LAYOUTS = {
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("penalty", [proxmo.L1(0.3), proxmo.GroupLInf(0.5), proxmo.Simplex(dim=0)], ids=str)
-def test_row_chunks_of_every_layout(penalty: proxmo.Penalty, layout: str) -> None:
+def test_row_chunks_equal_single_rows_for_every_layout(penalty: proxmo.Penalty, layout: str) -> None:
     x = LAYOUTS[layout](noise((12, 5)))
     expected = torch.cat([penalty.prox(row, 1.0) for row in x.contiguous().split(1)])
     torch.testing.assert_close(penalty.prox(x, 1.0), expected, equal_nan=True)
@@ -111,7 +111,7 @@ def test_groups_that_depend_on_each_other_are_not_cut_apart() -> None:
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("shape", [(12, 5), (4, 30)], ids=str)  # by sort and by Newton's method if compiled
 @pytest.mark.parametrize("penalty", [proxmo.SquaredL2(0.3), proxmo.GroupLInf(0.5), proxmo.Simplex(dim=0)], ids=str)
-def test_recorded_operations_are_right_for_other_inputs(penalty: proxmo.Penalty, shape: tuple[int, int]) -> None:
+def test_traced_prox_is_right_for_other_inputs(penalty: proxmo.Penalty, shape: tuple[int, int]) -> None:
     def prox(x: Tensor) -> Tensor:
         return penalty.prox(x, 1.0)
 
@@ -125,7 +125,7 @@ def test_recorded_operations_are_right_for_other_inputs(penalty: proxmo.Penalty,
 
 @pytest.mark.parametrize("shape", [(4, 9), (8, 1 << 17)], ids=str)  # by sort and by Newton's method
 @pytest.mark.parametrize("penalty", [proxmo.L1(0.1), proxmo.GroupLInf(0.5), proxmo.Simplex(dim=0)], ids=str)
-def test_prox_of_a_constant_inside_a_transformed_function(penalty: proxmo.Penalty, shape: tuple[int, int]) -> None:
+def test_transformed_function_may_take_the_prox_of_a_constant(penalty: proxmo.Penalty, shape: tuple[int, int]) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     expected = penalty.prox(x, 1.0)
     found = torch.func.grad(lambda w: (w * penalty.prox(x, 1.0)).sum())(torch.ones(shape))
@@ -162,16 +162,16 @@ def test_no_torch_mode_leaks_into_later_calls() -> None:
 def test_chunks_are_rows(
     penalty: proxmo.Penalty, shape: tuple[int, ...], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, plain = [], type(penalty)._prox
+    seen, hook = [], type(penalty)._prox
     monkeypatch.setattr(
-        type(penalty), "_prox", lambda self, x, *rest: (seen.append(x.numel()), plain(self, x, *rest))[1]
+        type(penalty), "_prox", lambda self, x, *rest: (seen.append(x.numel()), hook(self, x, *rest))[1]
     )
     penalty.prox(torch.randn(shape), 1.0)
     assert seen == expected
 
 
 def small_tensors(axes: int, dtype: torch.dtype) -> list[Tensor]:
-    """Several shapes, two to four tensors of each, with a transposed and a bad one among them."""
+    """Return tensors of several shapes, most of them repeated, some transposed, the last one NaN."""
     shapes = [shape for shape in [(), (6,), (3, 5), (2, 3, 2), (3, 5), (3, 5), (6,), (3, 5)] if len(shape) >= axes]
     found = [noise(shape, dtype, seed=k) for k, shape in enumerate([*shapes, *shapes[-3:]])]
     found[-1][...] = torch.nan

@@ -18,14 +18,16 @@ STEP = 0.8
 
 
 def point(dtype: torch.dtype = torch.float64) -> Tensor:
-    """A tensor that every case takes: three axes, few enough elements for the reference to try all supports of TopK."""
+    """Return a tensor for every case: three axes, and few enough elements to try all supports of TopK."""
     return noise((3, 2, 2), dtype)
 
 
 @every_case
 @every_dtype
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_shape_and_dtype(case: Case, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_prox_equals_the_reference_for_every_shape_and_dtype(
+    case: Case, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     x = noise(shape, dtype)
     penalty = case.make(1.0)
     if len(shape) < case.axes:
@@ -46,7 +48,7 @@ def test_every_shape_and_dtype(case: Case, dtype: torch.dtype, shape: tuple[int,
 
 
 @every_case
-def test_empty_tensors(case: Case) -> None:
+def test_empty_tensors_keep_their_shape_and_have_value_zero(case: Case) -> None:
     penalty = case.make(1.0)
     for shape in [(0, 2, 2), (2, 0, 3), (2, 2, 0)]:
         x = torch.zeros(shape)
@@ -55,20 +57,20 @@ def test_empty_tensors(case: Case) -> None:
 
 
 @every_case
-def test_layouts(case: Case) -> None:
-    """Strides are nobody's business: transposed, strided, expanded and channels_last input give the same numbers."""
+def test_prox_does_not_depend_on_strides(case: Case) -> None:
+    """Permuted, strided, expanded and channels_last inputs give the same numbers as contiguous ones."""
     penalty = case.make(1.0)
-    plain = noise((3, 2, 2, 2))
-    expected = penalty.prox(plain, STEP)
-    strided = torch.zeros(6, 4, 2, 2, dtype=plain.dtype)[::2, ::2]
-    strided.copy_(plain)
-    moved = plain.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
-    channels_last = plain.to(memory_format=torch.channels_last)
+    original = noise((3, 2, 2, 2))
+    expected = penalty.prox(original, STEP)
+    strided = torch.zeros(6, 4, 2, 2, dtype=original.dtype)[::2, ::2]
+    strided.copy_(original)
+    moved = original.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
+    channels_last = original.to(memory_format=torch.channels_last)
     for x in (strided, moved, channels_last):
         assert not x.is_contiguous()
         torch.testing.assert_close(penalty.prox(x, STEP), expected, rtol=1e-13, atol=1e-13)
         torch.testing.assert_close(penalty.prox(x.clone(), STEP, out=x), expected, rtol=1e-13, atol=1e-13)
-    expanded = plain[:, :, :, :1].expand(-1, -1, -1, 2)
+    expanded = original[:, :, :, :1].expand(-1, -1, -1, 2)
     torch.testing.assert_close(
         penalty.prox(expanded, STEP), penalty.prox(expanded.contiguous(), STEP), rtol=1e-13, atol=1e-13
     )
@@ -77,7 +79,7 @@ def test_layouts(case: Case) -> None:
 @every_case
 @every_dtype
 @pytest.mark.parametrize("step", [STEP, torch.tensor(STEP), torch.tensor([STEP], dtype=torch.float64)], ids=str)
-def test_out(case: Case, dtype: torch.dtype, step: float | Tensor) -> None:
+def test_out_gets_the_result_and_may_be_the_input(case: Case, dtype: torch.dtype, step: float | Tensor) -> None:
     penalty = case.make(1.0)
     x = point(dtype)
     expected = penalty.prox(x, step)
@@ -91,7 +93,7 @@ def test_out(case: Case, dtype: torch.dtype, step: float | Tensor) -> None:
 @every_case
 @pytest.mark.parametrize("step", [0.05, 0.8, 1.7, 30.0])
 @pytest.mark.parametrize("shape", [(), (3, 2, 2)], ids=str)
-def test_tensor_step(case: Case, step: float, shape: tuple[int, ...]) -> None:
+def test_tensor_step_equals_number_step(case: Case, step: float, shape: tuple[int, ...]) -> None:
     if len(shape) < case.axes:
         return
     penalty = case.make(1.0)
@@ -107,7 +109,7 @@ def test_tensor_step(case: Case, step: float, shape: tuple[int, ...]) -> None:
 
 @every_case
 @every_dtype
-def test_step_of_zero_gives_the_point_itself(case: Case, dtype: torch.dtype) -> None:
+def test_zero_step_returns_a_copy_of_the_input(case: Case, dtype: torch.dtype) -> None:
     """Also for constraints: a distributed checkpoint initialises optimizers by a step with lr = 0."""
     penalty = case.make(1.0)
     x = 3 * point(dtype)
@@ -120,7 +122,7 @@ def test_step_of_zero_gives_the_point_itself(case: Case, dtype: torch.dtype) -> 
 @every_case
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-10, 1e10, 1e20, 1e30])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_scales(case: Case, scale: float, dtype: torch.dtype) -> None:
+def test_prox_and_value_equal_the_reference_at_extreme_scales(case: Case, scale: float, dtype: torch.dtype) -> None:
     penalty = case.make(scale)
     x = (noise((3, 2, 2)) * scale).to(dtype)
     for step in (STEP, torch.tensor(STEP, dtype=torch.float64)):
@@ -136,7 +138,7 @@ def test_scales(case: Case, scale: float, dtype: torch.dtype) -> None:
 
 @every_case
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_entries_of_very_different_scale_in_one_tensor(case: Case, dtype: torch.dtype) -> None:
+def test_prox_equals_the_reference_for_mixed_scales_in_one_tensor(case: Case, dtype: torch.dtype) -> None:
     penalty = case.make(1.0)
     x = noise((3, 2, 2)).to(dtype) * torch.logspace(-12, 12, 12, dtype=dtype).reshape(3, 2, 2)
     assert_is_prox(case, penalty, penalty.prox(x, STEP), x, STEP)
@@ -145,7 +147,7 @@ def test_entries_of_very_different_scale_in_one_tensor(case: Case, dtype: torch.
 @every_case
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("step", [STEP, torch.tensor(STEP, dtype=torch.float64)], ids=str)
-def test_a_bad_entry_stays_in_its_element_or_group(case: Case, bad: float, step: float | Tensor) -> None:
+def test_nonfinite_entry_stays_in_its_element_or_group(case: Case, bad: float, step: float | Tensor) -> None:
     penalty = case.make(1.0)
     clean = point()
     x = clean.clone()
@@ -167,7 +169,7 @@ def test_a_bad_entry_stays_in_its_element_or_group(case: Case, bad: float, step:
         inside = penalty.value(result)
         assert inside.isnan() or inside == math.inf or isinstance(penalty, proxmo.L0)
     elif not result[same_group].isnan().any():
-        # no NaN: then it is the limit, which a very large entry shows
+        # without NaN the result is the limit of ever larger entries
         x[1, 0, 1] = math.copysign(1e9, bad)
         limit = penalty.prox(x, step)
         assert (result[1, 0, 1] == bad) == (limit[1, 0, 1].abs() > 1e8)
@@ -177,7 +179,7 @@ def test_a_bad_entry_stays_in_its_element_or_group(case: Case, bad: float, step:
 
 
 @every_case
-def test_equal_rows_are_treated_alike(case: Case) -> None:
+def test_equal_rows_have_equal_results(case: Case) -> None:
     penalty = case.make(1.0)
     x = noise((1, 2, 2)).expand(3, 2, 2)
     result = penalty.prox(x, STEP)
@@ -188,7 +190,7 @@ def test_equal_rows_are_treated_alike(case: Case) -> None:
 
 @every_case
 @every_dtype
-def test_all_entries_equal(case: Case, dtype: torch.dtype) -> None:
+def test_prox_of_constant_tensors_equals_the_reference(case: Case, dtype: torch.dtype) -> None:
     penalty = case.make(1.0)
     x = torch.full((2, 2, 2), 1.5, dtype=dtype)
     assert_is_prox(case, penalty, penalty.prox(x, STEP), x, STEP)
@@ -216,7 +218,7 @@ def test_zero_strength_or_wide_constraint_changes_nothing(case: Case) -> None:
 
 
 @every_case
-def test_penalties_print_copy_and_pickle(case: Case) -> None:
+def test_penalties_round_trip_through_repr_copy_and_pickle(case: Case) -> None:
     penalty = case.make(1.0)
     assert eval(repr(penalty), vars(proxmo)) == penalty
     assert copy.deepcopy(penalty) == penalty
@@ -234,14 +236,14 @@ def test_value_is_differentiable(case: Case) -> None:
 
 
 @every_case
-def test_prox_stays_outside_autograd(case: Case) -> None:
+def test_prox_is_not_recorded_by_autograd(case: Case) -> None:
     x = point().requires_grad_()
     assert not case.make(1.0).prox(x, STEP).requires_grad
 
 
 @every_case
-def test_projections_end_inside(case: Case) -> None:
-    """To rounding, in every dtype and far from the set: what was projected counts as a point of the set."""
+def test_projections_are_feasible(case: Case) -> None:
+    """Up to rounding, in every dtype and from points far outside the set."""
     penalty = case.make(1.0)
     if not isinstance(penalty, proxmo.Constraint):
         return

@@ -1,4 +1,4 @@
-"""Single penalties where they are hardest: at kinks and jumps, at the ends of the number range, at a boundary."""
+"""Single penalties where they are hardest: at kinks, jumps and boundaries, and for extreme numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penalties.cases import CASES, assert_is_prox, every_dtype, noise, reference
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_bad_entries_in_long_rows_end_the_newton_iteration(bad: float) -> None:
+def test_newton_iteration_ends_despite_nonfinite_entries(bad: float) -> None:
     x = noise((64, 500), torch.float32)
     x[3, 7] = bad
     for penalty in (proxmo.GroupLInf(20.0), proxmo.L1Ball(20.0, dim=0), proxmo.Simplex(dim=0)):
@@ -34,17 +34,17 @@ def test_bad_entries_in_long_rows_end_the_newton_iteration(bad: float) -> None:
     ids=str,
 )
 @every_dtype
-def test_what_lies_in_the_dual_ball_vanishes_exactly(
+def test_points_in_the_dual_ball_become_exact_zeros(
     penalty: proxmo.Penalty, x: list[list[float]], dtype: torch.dtype
 ) -> None:
-    """Its boundary included; no residues."""
+    """Including points on its boundary."""
     result = penalty.prox(torch.tensor(x, dtype=dtype), 1.0)
     assert (result[0] == 0).all()
     assert (result[1:] != 0).all()
 
 
 @every_dtype
-def test_groups_far_inside_the_dual_ball_vanish_exactly_in_long_rows(dtype: torch.dtype) -> None:
+def test_long_groups_in_the_dual_ball_become_exact_zeros(dtype: torch.dtype) -> None:
     x = noise((256, 777), dtype)
     x[::2] *= 1e-3
     mean = float(x[1::2].double().abs().sum(1).mean())
@@ -56,15 +56,15 @@ def test_groups_far_inside_the_dual_ball_vanish_exactly_in_long_rows(dtype: torc
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", ["MCP", "SCAD"])
-def test_steps_where_the_form_changes(kind: str, dtype: torch.dtype) -> None:
-    """At, just below and just above the step at which the prox begins to jump, around every kink."""
+def test_mcp_and_scad_equal_the_reference_where_their_formula_changes(kind: str, dtype: torch.dtype) -> None:
+    """At, just below and just above the step where the prox becomes discontinuous, around every kink."""
     name = "MCP(" if kind == "MCP" else "SCAD(strength=0.6, concavity=1.8"
     case = next(case for case in CASES if case.name.startswith(name))
     penalty = case.make(1.0)
     s, c = penalty.strength, penalty.concavity  # type: ignore[attr-defined]
-    changes = [c] if kind == "MCP" else [c - 1, c + 1]
-    for change in changes:
-        for step in (change, math.nextafter(change, 0), math.nextafter(change, 9), change * (1 - 1e-8), change * 0.999):
+    switches = [c] if kind == "MCP" else [c - 1, c + 1]
+    for switch in switches:
+        for step in (switch, math.nextafter(switch, 0), math.nextafter(switch, 9), switch * (1 - 1e-8), switch * 0.999):
             kinks = torch.tensor([s, step * s, s * (1 + step), c * s, s * math.sqrt(c * step)], dtype=torch.float64)
             near = torch.tensor([1.0, 1 - 1e-15, 1 + 1e-15, 1 - 1e-7, 1 + 1e-7, 0.999, 1.001, 0.5], dtype=torch.float64)
             x = (kinks[:, None] * near).flatten().to(dtype)
@@ -75,8 +75,8 @@ def test_steps_where_the_form_changes(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("step", [1.0, torch.tensor(1.0, dtype=torch.float64)], ids=str)
-def test_numbers_beyond_float32(step: float | Tensor) -> None:
-    """A strength, radius or step that float32 cannot hold is as good as infinite, or as zero."""
+def test_fields_and_steps_beyond_float32_act_as_infinite_or_zero(step: float | Tensor) -> None:
+    """A strength, radius or step that float32 cannot represent acts as infinity or zero."""
     x = torch.tensor([[1.0, -2.0], [0.0, 3e-40]])
     for penalty in (proxmo.L1(1e39), proxmo.GroupLInf(1e39), proxmo.GroupL2(1e39), proxmo.Nuclear(1e39)):
         assert (penalty.prox(x, step) == 0).all()
@@ -89,7 +89,7 @@ def test_numbers_beyond_float32(step: float | Tensor) -> None:
 
 @pytest.mark.parametrize("width", [5, 20_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_norms_of_groups_whose_squares_overflow_or_vanish(width: int, dtype: torch.dtype) -> None:
+def test_group_norms_are_right_if_squares_overflow_or_underflow(width: int, dtype: torch.dtype) -> None:
     scales = [1.0, 0.0, 1e-30, 1e25, 1e-3] if dtype == torch.float32 else [1.0, 0.0, 1e-200, 1e180, 1e-3]
     noise = torch.randn(5, width, dtype=dtype, generator=torch.Generator().manual_seed(0))
     x = noise * torch.tensor(scales, dtype=dtype).unsqueeze(1)
@@ -107,7 +107,7 @@ def test_norms_of_groups_whose_squares_overflow_or_vanish(width: int, dtype: tor
     assert torch.equal(found[1:], proxmo.GroupL2(1e-3).prox(x, 1.0)[1:])
 
 
-def test_balls_and_roots_at_mixed_scales() -> None:
+def test_l2_ball_and_lhalf_are_right_at_mixed_scales() -> None:
     direction = torch.tensor([3.0, 4.0])
     for radius, scale in ((1e-20, 1e20), (1e-14, 1e30), (1e-30, 1e15)):
         result = proxmo.L2Ball(radius).prox(direction * scale, 1.0)
@@ -117,8 +117,8 @@ def test_balls_and_roots_at_mixed_scales() -> None:
     torch.testing.assert_close(proxmo.LHalf(0.0).prox(tiny, 1.0), tiny)
 
 
-def test_points_just_outside_are_outside() -> None:
-    """The allowance for rounding is that and no more."""
+def test_points_just_outside_a_constraint_are_infeasible() -> None:
+    """The tolerance of constraints covers rounding and no more."""
     for dtype, off in ((torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 0.05)):
         ones = torch.ones(4, 4, dtype=dtype)
         for penalty, inside in (
@@ -140,12 +140,12 @@ def test_points_just_outside_are_outside() -> None:
     assert proxmo.Rank(5).value(torch.tensor([[math.nan, 1.0], [1.0, 1.0]])) == math.inf
 
 
-def test_a_nuclear_ball_of_radius_zero_is_zero() -> None:
+def test_projection_onto_nuclear_ball_of_radius_zero_is_zero() -> None:
     x = noise((64, 1), torch.float32) @ noise((1, 64), torch.float32)
     assert (proxmo.NuclearBall(0.0).prox(x, 1.0) == 0).all()
 
 
-def test_values_that_only_their_product_keeps_finite() -> None:
+def test_values_are_finite_even_if_squares_overflow() -> None:
     x = torch.tensor([1e30, 2e30])
     assert proxmo.SquaredL2(1e-60).value(x) == pytest.approx(2.5, rel=1e-6)
     assert proxmo.ElasticNet(0.0, 1e-60).value(x) == pytest.approx(2.5, rel=1e-6)
@@ -165,8 +165,8 @@ def test_gradients_of_values_at_kinks_are_finite() -> None:
         torch.testing.assert_close(point.grad, torch.tensor(expected))
 
 
-def test_long_rows_against_the_reference() -> None:
-    """Long enough for the Newton path, in float32, with little and much cut off."""
+def test_linf_prox_of_long_rows_equals_the_reference() -> None:
+    """Rows long enough for Newton's method, in float32, clipped a little and a lot."""
     case = next(case for case in CASES if case.name.startswith("GroupLInf") and case.axes == 1)
     x = noise((32, 700), torch.float32)
     for strength in (0.01, 5.0, 200.0, 540.0, 1000.0):

@@ -1,6 +1,6 @@
 """Every prox on a hundred thousand random inputs: shapes, layouts, dtypes, scales, ties, steps, `out=`, NaN and inf.
 
-By default a few per penalty run; `pytest -m slow` runs all, and each test counts its own.
+By default only a few inputs run for each penalty; `pytest -m slow` runs all of them.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ SMALL = [shape for axes in range(4) for shape in itertools.product((1, 2, 3), re
 FOUR_AXES = [(1, 1, 1, 1), (2, 3, 1, 2), (3, 2, 2, 2), (1, 3, 2, 2), (2, 1, 3, 1)]
 EMPTY = [(0,), (0, 3), (2, 0), (2, 0, 3), (0, 1, 2, 2)]
 MEDIUM = [(16,), (17,), (40,), (5, 7), (2, 33), (33, 2), (4, 3, 6)]
-# On both sides of the row length and the number of elements from which the root-finder goes another way.
+# On both sides of the row length and the number of elements at which the root-finder changes its method.
 LONG = [(65536,), (65537,), (2, 32769), (2049, 32), (1986, 33)]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One input, up to the numbers that the seed draws."""
+    """One input, whose entries are drawn from the seed."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     kind: str
     scale: float
-    """Of the penalty's fields."""
+    """Scale of the penalty's fields."""
     layout: str
     step: float
     step_form: str
@@ -59,7 +59,7 @@ class Trial:
 def trials(case: Case) -> st.SearchStrategy[Trial]:
     penalty = case.make(1.0)
     fitting = [shape for shape in SMALL + FOUR_AXES + EMPTY + MEDIUM if len(shape) >= case.axes]
-    # references loop over groups in Python: long tensors where there are few, and none for penalties without any
+    # References loop over groups in Python: use long tensors only where there are groups, and few of them.
     long = [shape + (1,) * (case.axes - len(shape)) for shape in LONG]
     long = [shape for shape in long if not penalty.separable and len(groups(penalty, torch.empty(shape))) < 2100]
     return st.builds(
@@ -68,7 +68,7 @@ def trials(case: Case) -> st.SearchStrategy[Trial]:
         dtype=st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
         kind=st.sampled_from(sorted(KINDS)),
         scale=st.sampled_from([1.0, 1.0, 1e-30, 1e30]),
-        layout=st.sampled_from(["plain", "transposed", "strided", "expanded", "channels_last"]),
+        layout=st.sampled_from(["contiguous", "transposed", "strided", "expanded", "channels_last"]),
         step=st.sampled_from([0.0, 1e-30, 1e-12, 0.05, 0.5, 1.0, 1.4, 2.5, 30.0, 1e6, 1e30]),
         step_form=st.sampled_from(["number", "float64", "float32"]),
         out=st.sampled_from(["none", "x", "other", "transposed"]),
@@ -95,18 +95,18 @@ KINDS: dict[str, Callable[[Random, tuple[int, ...], torch.finfo], Any]] = {
 }
 
 
-def numbers(trial: Trial, case: Case) -> Tensor:
+def entries_of(trial: Trial, case: Case) -> Tensor:
     rng = np.random.default_rng([trial.seed, zlib.crc32(case.name.encode())])
     info = torch.finfo(trial.dtype)
     values = np.asarray(KINDS[trial.kind](rng, trial.shape, info), dtype=np.float64)
     if trial.kind in ("ordinary", "round", "equal", "close together"):
         values *= trial.scale
-    limit = info.max / 128  # for float16: the nearest matrix of low rank may have larger entries
+    limit = info.max / 128  # headroom for float16: the nearest matrix of low rank may have larger entries
     return torch.from_numpy(np.asarray(values.clip(-limit, limit))).to(trial.dtype)
 
 
-def laid_out(x: Tensor, layout: str) -> Tensor:
-    """The same numbers with other strides; for "expanded" those of the first index of the last axis everywhere."""
+def with_layout(x: Tensor, layout: str) -> Tensor:
+    """Return ``x`` with other strides; "expanded" repeats the first index of the last axis."""
     if layout == "transposed":
         axes = tuple(reversed(range(x.dim())))
         return x.permute(axes).contiguous().permute(axes)
@@ -129,21 +129,21 @@ def step_of(trial: Trial) -> float | Tensor:
 def out_of(trial: Trial, x: Tensor) -> Tensor | None:
     if trial.out == "none":
         return None
-    if trial.out == "x" and trial.layout != "expanded":  # torch cannot write to memory that several entries share
+    if trial.out == "x" and trial.layout != "expanded":  # torch cannot write to memory shared by several entries
         return x
-    return laid_out(
-        torch.full(x.shape, math.nan, dtype=x.dtype), "transposed" if trial.out == "transposed" else "plain"
+    return with_layout(
+        torch.full(x.shape, math.nan, dtype=x.dtype), "transposed" if trial.out == "transposed" else "contiguous"
     )
 
 
 def level(y: Array, radius: float) -> Any:
-    """θ with Σ max(y − max(y) − θ, 0) = radius: each number of active entries gives a lower bound, the right one θ."""
+    """Return θ with Σ max(y − max(y) − θ, 0) = radius: the largest of the lower bounds that active sets give."""
     below_top = np.sort(y - y.max())[::-1].astype(np.longdouble)
     return ((np.cumsum(below_top) - radius) / np.arange(1, y.size + 1)).max()
 
 
 def simplex(y: Array, radius: float) -> Array:
-    """Of the shared references, the root finder needs a radius that is not lost beside the entries; this does not."""
+    """Unlike the shared reference, this is accurate even if the radius is negligible beside the entries."""
     return np.maximum(y - y.max() - level(y, radius), 0).astype(np.float64)
 
 
@@ -151,8 +151,8 @@ def l1_ball(x: Array, radius: float) -> Array:
     return x if math.fsum(np.abs(x)) <= radius else np.sign(x) * simplex(np.abs(x), radius)
 
 
-def cut(x: Array, amount: float) -> Array:
-    """The prox of amount·max|x|."""
+def cap(x: Array, amount: float) -> Array:
+    """Return the prox of amount·max|x|."""
     if math.fsum(np.abs(x)) <= amount:
         return 0 * x
     top = np.abs(x).max()
@@ -160,7 +160,7 @@ def cut(x: Array, amount: float) -> Array:
 
 
 def top_k(x: Array, k: int) -> Array:
-    """By sorting: all supports are too many."""
+    """Sort instead of trying all supports, which are too many here."""
     kept = np.argsort(-np.abs(x), kind="stable")[:k]
     result = np.zeros_like(x)
     result[kept] = x[kept]
@@ -168,36 +168,36 @@ def top_k(x: Array, k: int) -> Array:
 
 
 def l_half(penalty: Any, x: Array, step: float) -> Array:
-    """The shared reference, which cannot raise the smallest numbers to a power; they are below every threshold here."""
+    """Call the shared reference without the smallest numbers: their powers underflow, and their prox is 0 here."""
     return _shared["LHalf"](penalty, np.where(np.abs(x) < 1e-200, 0.0, x), step)
 
 
 _shared = {type(case.make(1.0)).__name__: case.prox for case in CASES}
-OF_ANY_SIZE: dict[str, Callable[[Any, Array, float], Array]] = {
+ROBUST_REFERENCES: dict[str, Callable[[Any, Array, float], Array]] = {
     "Simplex": ref.by_group(lambda p, g, t: simplex(g, p.radius)),
     "L1Ball": ref.by_group(lambda p, g, t: l1_ball(g, p.radius)),
-    "GroupLInf": ref.by_group(lambda p, g, t: cut(g, t * p.strength)),
+    "GroupLInf": ref.by_group(lambda p, g, t: cap(g, t * p.strength)),
     "TopK": ref.by_group(lambda p, g, t: top_k(g, p.k)),
     "NuclearBall": ref.spectral(lambda p, sigma, t: l1_ball(sigma, p.radius)),
     "LHalf": l_half,
 }
-"""References for entries of any size, and any number of them, where the shared ones are for ordinary ones."""
+"""References for any size and number of entries, in place of shared ones that are limited in either."""
 
 
 def reference(case: Case, penalty: Penalty, x: Tensor, step: float) -> Tensor:
-    prox = OF_ANY_SIZE.get(type(penalty).__name__, case.prox)
+    prox = ROBUST_REFERENCES.get(type(penalty).__name__, case.prox)
     return torch.from_numpy(np.asarray(prox(penalty, x.double().contiguous().numpy(), step)))
 
 
 def groups(penalty: Penalty, x: Tensor) -> list[Any]:
-    """Indices of the parts of ``x`` that the prox treats independently; all of ``x`` if there are none."""
+    """Return the indices of the groups of ``x``, or of all of ``x`` if the penalty has no groups."""
     if isinstance(penalty, MATRIX):
         return [...]
     return list(ref.groups(x.double().numpy(), getattr(penalty, "dim", None)))
 
 
 def spread(penalty: Penalty, values: Tensor) -> Tensor:
-    """The largest of each group in all of the group."""
+    """Replace each value by the largest of its group."""
     if penalty.separable:
         return values
     dim = None if isinstance(penalty, MATRIX) else getattr(penalty, "dim", None)
@@ -207,11 +207,11 @@ def spread(penalty: Penalty, values: Tensor) -> Tensor:
 
 
 def check(case: Case, trial: Trial) -> None:
-    """All properties of one prox."""
+    """Check all properties of one prox."""
     if trial.dtype == torch.float16 and trial.scale != 1:
-        trial = replace(trial, scale=1.0)  # it has no numbers of such scales
+        trial = replace(trial, scale=1.0)  # the others are out of its range
     penalty = case.make(trial.scale)
-    x = laid_out(numbers(trial, case), trial.layout)
+    x = with_layout(entries_of(trial, case), trial.layout)
     clean = x.clone()
     bad = torch.zeros(x.shape, dtype=torch.bool)
     if trial.bad is not None and x.numel() and trial.layout != "expanded":
@@ -236,7 +236,7 @@ def check(case: Case, trial: Trial) -> None:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """To the bit; NaN is NaN."""
+    """Return whether two tensors are bitwise equal, where all NaN are equal."""
     bits = [t.double().masked_fill(t.isnan(), math.nan).numpy().tobytes() for t in (one, other)]
     return bits[0] == bits[1]
 
@@ -244,27 +244,27 @@ def same(one: Tensor, other: Tensor) -> bool:
 def check_bad_entry(
     penalty: Penalty, result: Tensor, x: Tensor, clean: Tensor, bad: Tensor, step: float | Tensor
 ) -> None:
-    """NaN and inf show, and what does not depend on them is as without them."""
+    """Check that NaN and inf reach the result, and change only what depends on them."""
     affected = bad if penalty.separable else spread(penalty, bad)
     expected = penalty.prox(clean, step).double()
     size = torch.maximum(clean.double().abs(), expected.abs())
     difference = (result.double() - expected).abs()
-    assert (difference <= room(penalty, size, x.dtype))[~affected].all()
+    assert (difference <= allowed_error(penalty, size, x.dtype))[~affected].all()
     entry, found = x[bad], result[bad]
     if entry.isnan():
         assert found.isnan()
         assert not penalty.value(result).isfinite() or isinstance(penalty, proxmo.L0)
     elif not found.isnan() and float(step) * max(weights(penalty), default=0.0) < torch.finfo(x.dtype).max:
-        # the limit of ever larger numbers: a separable constraint may bound it, all else keeps it
+        # as in the limit of ever larger numbers: a constraint may bound it, other penalties keep it
         limit = penalty.prox(clean.masked_fill(bad, math.copysign(torch.finfo(x.dtype).max, float(entry))), step)[bad]
         bounded = isinstance(penalty, proxmo.Constraint) and limit.abs() < torch.finfo(x.dtype).max
         assert found == (limit if bounded else entry)
 
 
-def room(penalty: Penalty, size: Tensor, dtype: torch.dtype) -> Tensor:
-    """The promised error, relative to the largest entry of the same group; the smallest numbers have fewer digits.
+def allowed_error(penalty: Penalty, size: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the promised error: relative to the largest entry of the same group, absolute for subnormal numbers.
 
-    For long matrices relative to their norm: that is what an SVD promises, the one of the reference too.
+    For large matrices it is relative to their norm, as the error of any SVD is, including that of the reference.
     """
     info = torch.finfo(dtype)
     long_matrix = isinstance(penalty, MATRIX) and size.numel() > 1000
@@ -273,41 +273,43 @@ def room(penalty: Penalty, size: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_prox(case: Case, penalty: Penalty, result: Tensor, x: Tensor, step: float) -> None:
-    """The reference to the promised digits, where ψ is not convex another point as good; and what it says about ψ."""
+    """Check the result against the reference, or as another minimizer if ψ is not convex, and the value of ψ there."""
     expected = reference(case, penalty, x, step)
-    off = (result.double() - expected).abs() > room(penalty, torch.maximum(x.double().abs(), expected.abs()), x.dtype)
-    # Squares of such numbers, which references weigh and singular values are made of, are no numbers any more.
-    lost = x.double().abs() < 1e-150
+    off = (result.double() - expected).abs() > allowed_error(
+        penalty, torch.maximum(x.double().abs(), expected.abs()), x.dtype
+    )
+    # The squares of such numbers underflow, both in the references and in the singular values.
+    too_small = x.double().abs() < 1e-150
     if isinstance(penalty, MATRIX):
-        off &= ~lost.all()
+        off &= ~too_small.all()
     elif penalty.separable and not isinstance(penalty, proxmo.Constraint):
-        off &= ~lost
-        assert (result.abs() <= x.abs())[lost].all()
+        off &= ~too_small
+        assert (result.abs() <= x.abs())[too_small].all()
     if penalty.convex:
         assert not off.any()
     else:
         for index in groups(penalty, x) if not penalty.separable else off.nonzero().unbind():
-            part = tuple(index) if isinstance(index, Tensor) else index
-            if off[part].any():
-                assert_not_above(case, penalty, result[part], expected[part], x[part], step)
+            block = tuple(index) if isinstance(index, Tensor) else index
+            if off[block].any():
+                assert_not_above(case, penalty, result[block], expected[block], x[block], step)
     if isinstance(penalty, proxmo.Constraint):
-        # of a matrix with numbers that have fewer digits, the rank is not known
-        blurred = result.abs().max() < torch.finfo(x.dtype).smallest_normal / torch.finfo(x.dtype).eps
-        assert penalty.value(result) == 0 or (isinstance(penalty, proxmo.Rank) and blurred)
+        # the rank of a matrix with nearly subnormal entries is not well defined
+        nearly_subnormal = result.abs().max() < torch.finfo(x.dtype).smallest_normal / torch.finfo(x.dtype).eps
+        assert penalty.value(result) == 0 or (isinstance(penalty, proxmo.Rank) and nearly_subnormal)
     else:
         dtype = torch.promote_types(x.dtype, torch.float32)
         info = torch.finfo(dtype)
-        # a strength beyond the range of the dtype is as good as infinite or zero
+        # a strength beyond the range of the dtype acts as infinity or zero
         if all(info.smallest_normal < weight < info.max for weight in weights(penalty)):
             value, found = case.value(penalty, result.double().numpy()), float(penalty.value(result))
             near = pytest.approx(value, rel=10 * tolerance(dtype), abs=info.smallest_normal)
             assert found == near or (found == math.inf and value > info.max * (1 - info.eps))
-    if not isinstance(penalty, MATRIX):  # these mix entries
+    if not isinstance(penalty, MATRIX):  # these mix the signs of entries
         assert not (result.signbit() & ~x.signbit()).any()
     if x.abs().max() < torch.finfo(x.dtype).smallest_normal or x.numel() > 1000:
-        return  # rounding is as large as the numbers, or the reference too slow
+        return  # rounding errors are as large as the numbers, or the reference is too slow
     others = []
-    if not isinstance(penalty, proxmo.Simplex):  # all other sets have 0, and what lies between it and their points
+    if not isinstance(penalty, proxmo.Simplex):  # all other sets contain 0 and the segments from it to their points
         others += [torch.zeros_like(x), 0.9 * result]
     if not isinstance(penalty, proxmo.Constraint):
         others += [x, 0.99 * result + 0.01 * x, result.flatten().flip(0)]
@@ -320,14 +322,14 @@ def weights(penalty: Penalty) -> list[float]:
 
 
 def assert_not_above(case: Case, penalty: Penalty, result: Tensor, other: Tensor, x: Tensor, step: float) -> None:
-    """ψ(u) + ‖u − x‖²/(2·step) is not larger at ``result`` than at another point, to rounding."""
+    """Assert that ψ(u) + ‖u − x‖²/(2·step) is not larger at ``result`` than at ``other``, up to rounding."""
     reached, possible = (objective(case, penalty, u.reshape(x.shape), x, step) for u in (result, other))
     scale = float(x.double().square().sum()) / step
     assert reached <= possible + 4 * tolerance(x.dtype) * (possible + scale)
 
 
 def run(case: Case, count: int) -> None:
-    """``check`` on so many trials, and not one less."""
+    """Run ``check`` on at least ``count`` trials."""
     ran = 0
 
     @settings(
@@ -347,15 +349,15 @@ def run(case: Case, count: int) -> None:
 
 
 @every_case
-def test_a_few_random_inputs(case: Case) -> None:
+def test_prox_on_a_few_random_inputs(case: Case) -> None:
     run(case, FEW)
 
 
 @pytest.mark.slow
 @every_case
-def test_many_random_inputs(case: Case) -> None:
+def test_prox_on_many_random_inputs(case: Case) -> None:
     run(case, PER_CASE)
 
 
-def test_many_are_a_hundred_thousand() -> None:
+def test_slow_tests_run_a_hundred_thousand_inputs() -> None:
     assert PER_CASE * len(CASES) >= 100_000

@@ -14,7 +14,7 @@ import proxmo
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes that tensors made within the block hold at one time."""
+    """The peak memory, in bytes, of the tensors created within the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Peak(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("shape", [(200, 600), (4000, 30), (60, 500)], ids=str)  # Newton's method, and sorts
+@pytest.mark.parametrize("shape", [(200, 600), (4000, 30), (60, 500)], ids=str)  # by Newton's method and by sorting
 @pytest.mark.parametrize(
     "penalty",
     [
@@ -54,11 +54,11 @@ def test_prox_takes_at_most_three_buffers_besides_the_result(
         result = penalty.prox(x, 1.0, fused=fused)
     assert result.shape == x.shape
     buffer = x.untyped_storage().nbytes()
-    per_group = 15 * 4 * shape[0]  # numbers of which each group has one
+    per_group = 15 * 4 * shape[0]  # up to 15 float32 scalars for each group
     assert buffer <= peak.bytes <= (1 if fused else 4) * buffer + per_group
 
 
-def test_the_peak_is_that_of_buffers() -> None:
+def test_peak_counts_buffers_that_are_alive_at_the_same_time() -> None:
     with Peak() as peak:
         x = torch.ones(1000)
         y = x + 1

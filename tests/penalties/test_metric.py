@@ -26,7 +26,7 @@ step_entries = st.sampled_from([1 / 64, 0.25, 1.0, 1.0, 1.375, 2.5, 32.0])  # ex
 
 
 def steps_like(x: Tensor, seed: int = 7, decades: float = 4.0) -> Tensor:
-    """Steps over some decades around 1, in float64."""
+    """Return steps that span some decades around 1, in float64."""
     generator = torch.Generator().manual_seed(seed)
     return 10 ** (decades * (torch.rand(x.shape, dtype=torch.float64, generator=generator) - 0.5))
 
@@ -125,21 +125,23 @@ def test_one_step_per_group_needs_no_root_finder(monkeypatch: pytest.MonkeyPatch
 
 
 @every_metric_case
-def test_layouts_of_point_and_step(case: Case) -> None:
-    penalty, plain = case.make(1.0), noise((3, 2, 2, 2))
-    step = steps_like(plain)
-    expected = penalty.prox(plain, step)
-    strided = torch.zeros(6, 4, 2, 2, dtype=plain.dtype)[::2, ::2]
-    for x in (strided.copy_(plain), plain.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)):
+def test_prox_does_not_depend_on_strides_of_point_and_step(case: Case) -> None:
+    penalty, original = case.make(1.0), noise((3, 2, 2, 2))
+    step = steps_like(original)
+    expected = penalty.prox(original, step)
+    strided = torch.zeros(6, 4, 2, 2, dtype=original.dtype)[::2, ::2]
+    for x in (strided.copy_(original), original.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)):
         for other in (step, step.to(memory_format=torch.channels_last)):
             torch.testing.assert_close(penalty.prox(x, other), expected, rtol=1e-12, atol=1e-12)
-    along_last = steps_like(plain[0, 0, 0])
-    torch.testing.assert_close(penalty.prox(plain, along_last), penalty.prox(plain, along_last.repeat(3, 2, 2, 1)))
+    along_last = steps_like(original[0, 0, 0])
+    torch.testing.assert_close(
+        penalty.prox(original, along_last), penalty.prox(original, along_last.repeat(3, 2, 2, 1))
+    )
 
 
 @every_metric_case
 @every_dtype
-def test_out(case: Case, dtype: torch.dtype) -> None:
+def test_out_gets_the_result_and_may_be_the_input(case: Case, dtype: torch.dtype) -> None:
     penalty, x = case.make(1.0), noise((3, 2, 2), dtype)
     step = steps_like(x)
     before, expected = x.clone(), penalty.prox(x, step)
@@ -154,7 +156,7 @@ def test_out(case: Case, dtype: torch.dtype) -> None:
 @every_metric_case
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-10, 1e10, 1e20, 1e30])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_scales(case: Case, scale: float, dtype: torch.dtype) -> None:
+def test_prox_equals_the_reference_at_extreme_scales(case: Case, scale: float, dtype: torch.dtype) -> None:
     penalty = case.make(scale)
     x = (noise((3, 2, 2)) * scale).to(dtype)
     assert_is_metric_prox(case, penalty, x, steps_like(x).to(dtype))
@@ -169,7 +171,7 @@ def test_entries_and_steps_of_very_different_scale_in_one_tensor(case: Case, dty
 
 @every_metric_case
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_bad_entry_stays_in_its_element_or_group(case: Case, bad: float) -> None:
+def test_nonfinite_entry_stays_in_its_element_or_group(case: Case, bad: float) -> None:
     penalty, clean = case.make(1.0), noise((3, 2, 2))
     step = steps_like(clean)
     x = clean.clone()
@@ -183,14 +185,14 @@ def test_bad_entry_stays_in_its_element_or_group(case: Case, bad: float) -> None
 
 
 @every_metric_case
-def test_empty_tensors(case: Case) -> None:
+def test_empty_tensors_keep_their_shape(case: Case) -> None:
     for shape in [(0, 2, 2), (2, 0, 3), (2, 2, 0)]:
         assert case.make(1.0).prox(torch.zeros(shape), torch.ones(shape)).shape == shape
 
 
 @every_metric_case
 @every_dtype
-def test_zero_steps_give_the_point_itself(case: Case, dtype: torch.dtype) -> None:
+def test_zero_steps_return_the_input(case: Case, dtype: torch.dtype) -> None:
     penalty, x = case.make(1.0), 3 * noise((3, 2, 2), dtype)
     assert torch.equal(penalty.prox(x, torch.zeros(3, 2, 2)), x)
     some = steps_like(x)
@@ -204,8 +206,8 @@ def test_zero_steps_give_the_point_itself(case: Case, dtype: torch.dtype) -> Non
 
 
 @every_metric_case
-def test_steps_beyond_float32_are_not_lost(case: Case) -> None:
-    """Neither as zero, which would switch a constraint off, nor as infinity."""
+def test_steps_beyond_float32_act_as_in_float64(case: Case) -> None:
+    """Not as zero, which would disable a constraint, nor as infinity."""
     penalty, x = case.make(1.0), noise((3, 2, 2), torch.float32)
     for size in (1e-60, 1e60):
         step = torch.full((3, 2, 2), size, dtype=torch.float64)
@@ -215,7 +217,7 @@ def test_steps_beyond_float32_are_not_lost(case: Case) -> None:
 
 
 @every_metric_case
-def test_groups_vanish_exactly_at_the_boundary(case: Case) -> None:
+def test_groups_on_the_boundary_of_the_dual_ball_become_exact_zeros(case: Case) -> None:
     penalty = case.make(1.0)
     if isinstance(penalty, proxmo.GroupL2) and penalty.dim == 0:
         x, step = torch.tensor([[3.0, 4.0, 0.0], [3.0, 8.0, 0.0]]), torch.tensor([5.0, 5.0, 7.0]) / penalty.strength
@@ -226,7 +228,7 @@ def test_groups_vanish_exactly_at_the_boundary(case: Case) -> None:
 
 @pytest.mark.parametrize("penalty", [proxmo.GroupL2(9.0), proxmo.GroupLInf(60.0), proxmo.L2Ball(3.0, dim=0)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_long_groups_keep_their_digits(penalty: proxmo.Penalty, dtype: torch.dtype) -> None:
+def test_prox_of_long_groups_equals_the_reference(penalty: proxmo.Penalty, dtype: torch.dtype) -> None:
     case = next(c for c in CASES if type(c.make(1.0)) is type(penalty))
     x = noise((40, 3000), dtype)
     step = steps_like(x).float()
@@ -245,7 +247,7 @@ def test_penalties_on_singular_values_take_one_number(penalty: proxmo.Penalty, s
 
 @dataclass
 class RowNorms(proxmo.penalties.base.Grouped):
-    """A user's group penalty whose prox knows scalar steps only: with others its formula would be wrong."""
+    """A user's group penalty whose prox supports only scalar steps; its formula is wrong for others."""
 
     strength: float
     dim: int = 0
@@ -258,7 +260,7 @@ class RowNorms(proxmo.penalties.base.Grouped):
         return x * (1 - step * self.strength / norms).clamp(min=0)
 
 
-def test_penalty_that_knows_scalar_steps_only_refuses_others() -> None:
+def test_penalty_that_supports_only_scalar_steps_refuses_others() -> None:
     x = noise((3, 2))
     torch.testing.assert_close(RowNorms(0.3).prox(x, 0.5), proxmo.GroupL2(0.3).prox(x, 0.5))
     for shape in [(3, 2), (3, 1), (2,)]:

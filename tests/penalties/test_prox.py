@@ -13,7 +13,7 @@ from torch import Tensor
 import proxmo
 from penalties.cases import CASES, CONVEX, NON_CONVEX, Case, assert_is_prox, objective, reference
 
-# Round numbers among arbitrary ones, so that ties, zeros, equal rows and entries at a threshold all come up.
+# Round numbers among arbitrary ones, so that ties, zeros, equal rows and entries at a threshold all occur.
 entries = st.one_of(st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 0.7, 2.0]), st.floats(-3, 3, width=32))
 steps = st.sampled_from([0.05, 0.5, 1.0, 1.4, 2.5, 30.0])
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -46,7 +46,7 @@ def test_value_equals_the_reference(case: Case, data: st.DataObject) -> None:
 
 @every_convex_case
 @given(data=st.data(), step=steps)
-def test_three_point_inequality(case: Case, data: st.DataObject, step: float) -> None:
+def test_convex_prox_satisfies_the_three_point_inequality(case: Case, data: st.DataObject, step: float) -> None:
     """For all u: ψ(p) + ‖p−x‖²/2t + ‖u−p‖²/2t ≤ ψ(u) + ‖u−x‖²/2t. This is what makes p the prox of x."""
     x = data.draw(tensors(case.axes))
     u = data.draw(hnp.arrays(np.float64, tuple(x.shape), elements=entries).map(torch.from_numpy))
@@ -120,9 +120,9 @@ def test_separable_prox_acts_on_each_element_alone(case: Case, data: st.DataObje
 def test_non_separable_prox_depends_on_other_elements(case: Case) -> None:
     penalty = case.make(1.0)
     x = torch.tensor([[[2.0, 1.0], [-1.0, 0.4]], [[0.9, -2.0], [0.3, 1.1]]], dtype=torch.float64)
-    louder = x.clone()
-    louder[0, 1, 1] = 5.0
-    changed = (penalty.prox(x, 0.5) - penalty.prox(louder, 0.5)).abs() > 1e-9
+    larger = x.clone()
+    larger[0, 1, 1] = 5.0
+    changed = (penalty.prox(x, 0.5) - penalty.prox(larger, 0.5)).abs() > 1e-9
     changed[0, 1, 1] = False
     assert changed.any()
 
@@ -139,21 +139,23 @@ def test_non_separable_prox_depends_on_other_elements(case: Case) -> None:
     ids=str,
 )
 @given(data=st.data(), step=steps)
-def test_moreau_identity(penalty: proxmo.Penalty, dual_ball: proxmo.Penalty, data: st.DataObject, step: float) -> None:
-    """A norm's prox and the projection onto its dual ball share x between them: x = prox(x) + step·project(x/step)."""
+def test_moreau_identity_holds_for_norms(
+    penalty: proxmo.Penalty, dual_ball: proxmo.Penalty, data: st.DataObject, step: float
+) -> None:
+    """The prox of a norm and the projection onto its dual ball add up to x: x = prox(x) + step·project(x/step)."""
     x = data.draw(tensors(2))
-    parts = penalty.prox(x, step) + step * dual_ball.prox(x / step, 1.0)
-    torch.testing.assert_close(parts, x, rtol=1e-12, atol=1e-12)
+    total = penalty.prox(x, step) + step * dual_ball.prox(x / step, 1.0)
+    torch.testing.assert_close(total, x, rtol=1e-12, atol=1e-12)
 
 
 @given(x=tensors(0))
-def test_moreau_identity_of_the_nonnegative_cone(x: Tensor) -> None:
+def test_moreau_identity_holds_for_the_nonnegative_cone(x: Tensor) -> None:
     positive = proxmo.NonNegative()
     assert torch.equal(positive.prox(x, 1.0) - positive.prox(-x, 1.0), x)
 
 
 @given(x=tensors(0), step=steps)
-def test_moreau_identity_of_the_square(x: Tensor, step: float) -> None:
+def test_moreau_identity_holds_for_the_square(x: Tensor, step: float) -> None:
     """ψ = s/2·‖x‖² has the conjugate ‖x‖²/(2s)."""
     strength = 0.7
     conjugate = proxmo.SquaredL2(1 / strength).prox(x / step, 1 / step)

@@ -1,4 +1,4 @@
-"""Scaled singular values against an SVD in float64, on spectra that are hard, by branches and by masks."""
+"""Scaled singular values, by branches and by masks, against a float64 SVD on hard spectra."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("threshold", [1e-9, 1e-5, 1e-4, 0.01, 0.1, 0.5, 1.1])
 @pytest.mark.parametrize("name", SPECTRA)
-def test_hard_spectra_keep_the_digits_of_float32(name: str, threshold: float) -> None:
+def test_prox_has_float32_precision_on_hard_spectra(name: str, threshold: float) -> None:
     x = with_singular_values(SPECTRA[name], (128, 128))
     found = proxmo.Nuclear(threshold).prox(x, 1.0)
     assert error(found, by_svd(x, threshold)) < 8 * torch.finfo(torch.float32).eps
@@ -57,7 +57,7 @@ def test_hard_spectra_keep_the_digits_of_float32(name: str, threshold: float) ->
 @pytest.mark.parametrize("penalty", [proxmo.Nuclear, proxmo.NuclearBall])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("scale", [1e-18, 1e-5, 1.0, 1e5, 1e18])
-def test_matrices_of_any_scale(
+def test_prox_has_float32_precision_at_any_scale(
     scale: float, shape: tuple[int, int], penalty: Callable[[float], proxmo.Penalty]
 ) -> None:
     x = scale * noise(shape, torch.float32)
@@ -69,22 +69,22 @@ def test_matrices_of_any_scale(
     assert found.stride() == x.stride()
 
 
-def test_rank_keeps_as_many_of_equal_singular_values_as_asked() -> None:
+def test_rank_keeps_the_given_number_of_equal_singular_values() -> None:
     x = with_singular_values(SPECTRA["equal"], (128, 128))
     kept = torch.linalg.svdvals(proxmo.Rank(50).prox(x, 1.0).double())
     torch.testing.assert_close(kept, (torch.arange(128) < 50).double(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (9, 5), (5, 9), (1000, 10), (10, 1000), (60, 60)], ids=str)
-@pytest.mark.parametrize("stay", [0, 1, 2])
-def test_matrices_of_low_rank_results(stay: int, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_prox_has_float32_precision_if_few_singular_values_are_kept(kept: int, shape: tuple[int, int]) -> None:
     x = noise(shape, torch.float32)
     sigma = [*torch.linalg.svdvals(x.double()).tolist(), 0.0]
-    threshold = sigma[0] if stay == 0 else 0.5 * (sigma[stay - 1] + sigma[stay])
+    threshold = sigma[0] if kept == 0 else 0.5 * (sigma[kept - 1] + sigma[kept])
     found = proxmo.Nuclear(threshold * (1 + 1e-12)).prox(x, 1.0)
     assert error(found, by_svd(x, threshold)) < torch.finfo(torch.float32).eps * sigma[0]
-    assert int((torch.linalg.svdvals(found.double()) > 1e-6 * sigma[0]).sum()) == stay
-    assert stay or not found.any()
+    assert int((torch.linalg.svdvals(found.double()) > 1e-6 * sigma[0]).sum()) == kept
+    assert kept or not found.any()
 
 
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (1, 4), (140, 140), (1, 300_000)], ids=str)
@@ -106,7 +106,7 @@ def test_branches_equal_masks(shape: tuple[int, int], gain: float) -> None:
 
 @pytest.mark.parametrize("shape", [(5, 9), (128, 128), (128, 500)], ids=str)
 @pytest.mark.parametrize("entry", [torch.nan, torch.inf, -torch.inf])
-def test_an_entry_that_is_not_finite_makes_all_nan(entry: float, shape: tuple[int, int]) -> None:
+def test_nonfinite_entry_makes_the_whole_result_nan(entry: float, shape: tuple[int, int]) -> None:
     x = noise(shape, torch.float32)
     x[2, 3] = entry
     assert proxmo.Nuclear(0.5).prox(x, 1.0).isnan().all()
@@ -114,7 +114,7 @@ def test_an_entry_that_is_not_finite_makes_all_nan(entry: float, shape: tuple[in
 
 @pytest.mark.parametrize("shape", [(5, 9), (128, 128), (128, 500)], ids=str)
 @pytest.mark.parametrize("penalty", [proxmo.Nuclear(0.0), proxmo.NuclearBall(1e9)], ids=str)
-def test_gains_of_one_return_every_bit(penalty: proxmo.Penalty, shape: tuple[int, int]) -> None:
+def test_prox_without_effect_returns_an_exact_copy(penalty: proxmo.Penalty, shape: tuple[int, int]) -> None:
     x = noise(shape, torch.float32)
     found = penalty.prox(x, 1.0)
     assert torch.equal(found, x)
@@ -130,9 +130,9 @@ def test_zero_strength_changes_nothing_even_with_zero_singular_values(shape: tup
     assert proxmo.Nuclear(0.1).prox(x, 1.0).isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # in torch's own jvp
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # from jvp in torch
 @pytest.mark.parametrize("penalty", [proxmo.Nuclear(0.5), proxmo.Rank(2), proxmo.NuclearBall(1.0)], ids=str)
-def test_vmap_and_forward_mode(penalty: proxmo.Penalty) -> None:
+def test_prox_supports_vmap_and_forward_mode_autograd(penalty: proxmo.Penalty) -> None:
     x, change = noise((3, 6, 8), torch.float32), noise((3, 6, 8), torch.float32, seed=1)
     x[:, 0] = 0
 
@@ -141,9 +141,9 @@ def test_vmap_and_forward_mode(penalty: proxmo.Penalty) -> None:
 
     expected = torch.stack([prox(matrix) for matrix in x])
     torch.testing.assert_close(torch.vmap(prox)(x), expected, rtol=0, atol=1e-6)
-    along = prox(x[0].double() + 1e-6 * change[0]) - prox(x[0].double() - 1e-6 * change[0])
+    difference = prox(x[0].double() + 1e-6 * change[0]) - prox(x[0].double() - 1e-6 * change[0])
     _, forward = torch.func.jvp(prox, (x[0],), (change[0],))
-    torch.testing.assert_close(forward.double(), along / 2e-6, rtol=0, atol=1e-3)
+    torch.testing.assert_close(forward.double(), difference / 2e-6, rtol=0, atol=1e-3)
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(prox(forward_ad.make_dual(x[0], change[0]))).tangent
     torch.testing.assert_close(tangent, forward)

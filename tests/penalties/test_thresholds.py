@@ -1,4 +1,4 @@
-"""The root-finder: its two ways agree with each other and with a float64 sort, whatever the input."""
+"""The root-finder: Newton's method and sorting agree with each other and with a float64 reference."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ ROWS = {
     "heavy tails": lambda g: torch.randn(64, 300, generator=g).pow(-3),
     "close together": lambda g: 1e6 + torch.rand(64, 300, generator=g),
     "many ties": lambda g: torch.randint(0, 3, (64, 300), generator=g).float(),
-    "equal, with rounding": lambda g: torch.full((64, 300), 123.456),
+    "equal, rounded": lambda g: torch.full((64, 300), 123.456),
     "a few roundings apart": lambda g: 1.7 + torch.arange(300.0).expand(64, 300) % 3 * 2**-22,
 }
 
 
 def below_top(y: Tensor) -> Groups:
-    """The rows of a matrix, each measured from its largest element."""
+    """Return the rows of a matrix as groups, after subtracting from each its largest element."""
     return Groups(y - y.amax(1, keepdim=True), dim=0)
 
 
@@ -66,7 +66,7 @@ def test_depths_solve_their_equation(y: np.ndarray, radius: float) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 40])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_a_sort_in_numpy_equals_one_in_torch(length: int, dtype: torch.dtype) -> None:
+def test_sorting_in_numpy_equals_sorting_in_torch(length: int, dtype: torch.dtype) -> None:
     y = torch.randn(50, length, generator=torch.Generator().manual_seed(2), dtype=dtype)
     y[:10] = y[:10].round()  # ties
     y[10, -1], y[11, -1] = math.nan, math.inf
@@ -79,7 +79,7 @@ def test_a_sort_in_numpy_equals_one_in_torch(length: int, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("share", [1e-4, 0.1, 0.9])
-def test_long_groups_with_large_sums_keep_their_digits(share: float, fused: bool) -> None:
+def test_projections_of_long_groups_equal_the_reference(share: float, fused: bool) -> None:
     x = torch.randn(2, 100_000, generator=torch.Generator().manual_seed(0))
     radius = share * float(x[0].abs().sum())
     for penalty, reference in (
@@ -92,7 +92,7 @@ def test_long_groups_with_large_sums_keep_their_digits(share: float, fused: bool
 
 
 def exact_level(values: list[Fraction], radius: float) -> Fraction:
-    """The level above which they add up to the radius, without rounding."""
+    """Return the level at which Σ max(value − level, 0) is the radius, in exact arithmetic."""
     total, level = Fraction(0), max(values) - Fraction(radius)
     for count, value in enumerate(sorted(values, reverse=True), 1):
         if value <= level:
@@ -105,8 +105,8 @@ def exact_level(values: list[Fraction], radius: float) -> Fraction:
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("radius", [0.0, 1e-12, 1e-3, 1.0, 50.0, 1e9])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_fused_levels_of_rows_in_which_blocks_differ(kind: str, radius: float, dtype: torch.dtype) -> None:
-    """Blocks with nothing above the level are passed over."""
+def test_fused_prox_is_exact_if_the_blocks_of_a_row_differ(kind: str, radius: float, dtype: torch.dtype) -> None:
+    """The kernel skips blocks with nothing above the level."""
     row = ROWS[kind](torch.Generator().manual_seed(1))[0].to(dtype)
     x = torch.cat([row * 0.01, row * 0.5, -row * 0.3, row, row * 0.9, -row * 1e-3]).repeat(2, 1)  # four blocks
     rounding = 1e-6 if dtype == torch.float32 else 1e-13
@@ -132,7 +132,7 @@ def test_fused_levels_of_rows_in_which_blocks_differ(kind: str, radius: float, d
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("length", [5, 163, 600, 2999])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_rows_whose_elements_are_a_few_roundings_apart(dtype: torch.dtype, length: int, fused: bool) -> None:
+def test_projections_of_nearly_equal_elements_sum_to_the_radius(dtype: torch.dtype, length: int, fused: bool) -> None:
     eps = torch.finfo(dtype).eps
     for height in (123.456, 1.128782e7, 1.7):
         x = height * (1 + torch.arange(length, dtype=dtype) % 4 * eps)
@@ -143,7 +143,7 @@ def test_rows_whose_elements_are_a_few_roundings_apart(dtype: torch.dtype, lengt
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_sums_that_overflow_to_both_sides(fused: bool) -> None:
+def test_simplex_projection_is_right_if_sums_overflow_in_both_directions(fused: bool) -> None:
     h = 3e38
     for row in ([h, -h] * 300, [h] * 512 + [-h] * 512, [h] * 600 + [-math.inf] * 10):
         found = proxmo.Simplex(1.0).prox(torch.tensor(row), 1.0, fused=fused)
@@ -154,9 +154,7 @@ def test_sums_that_overflow_to_both_sides(fused: bool) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("shape", [(50, 10), (20, 90), (30, 600)], ids=str)
 @pytest.mark.parametrize("penalty", [proxmo.Simplex(2.0, dim=0), proxmo.L1Ball(2.0, dim=0), proxmo.Simplex()], ids=str)
-def test_zeros_stay_zeros_when_they_are_projected_again(
-    penalty: proxmo.Penalty, shape: tuple[int, int], fused: bool
-) -> None:
+def test_repeated_projection_keeps_the_zeros(penalty: proxmo.Penalty, shape: tuple[int, int], fused: bool) -> None:
     once = penalty.prox(torch.randn(shape, generator=torch.Generator().manual_seed(0)), 1.0, fused=fused)
     again = once
     for _ in range(5):
@@ -166,12 +164,12 @@ def test_zeros_stay_zeros_when_they_are_projected_again(
     torch.testing.assert_close(again, once, rtol=0, atol=1e-6)
 
 
-def test_both_ways_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_rows_are_sorted_and_long_rows_use_newton(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     for name in ("_depth_by_newton", "_depth_by_sort"):
-        plain = getattr(thresholds, name)
+        method = getattr(thresholds, name)
         monkeypatch.setattr(
-            thresholds, name, lambda *args, plain=plain, name=name: (used.append(name), plain(*args))[1]
+            thresholds, name, lambda *args, method=method, name=name: (used.append(name), method(*args))[1]
         )
     for shape in [(1000, 10), (10, 100), (100, 1000)]:
         groups = Groups(torch.rand(shape), dim=0)
