@@ -452,6 +452,7 @@ class SGDRun(Run):
 
     def compute_direction(self, tracked: Tracked, group: Group, sample: Sample, index: int) -> Direction:
         g, bad = finite_part(sample.gradients[0][index])
+        is_zero = not g.any() and not bad.any()
         momentum = group.options["momentum"]
         idle = group.options["lr"] == 0
         if tracked.state and not tracked.state["started"] and not idle:
@@ -466,7 +467,7 @@ class SGDRun(Run):
             average, terms, bad = np.zeros_like(g), np.zeros_like(g), np.zeros_like(bad)
         else:
             average, terms = g, np.abs(g)
-        if m is None and idle and not g.any() and not bad.any():
+        if m is None and idle and is_zero:
             started = np.zeros(())
         tracked.state = {"momentum_buffer": average, "started": started}
         return average, terms, bad
@@ -483,6 +484,14 @@ class STORMRun(Run):
     method = proxmo.ProxSTORM
     direction_key = "estimate"
     own_options: ClassVar[dict[str, list[Any]]] = {"momentum": [0.0, 0.5, 0.9, 1.0]}
+
+    def step(self, sample: Sample, *, closure: bool) -> None:
+        if any(gradient is not None for gradient in sample.gradients[0]):
+            super().step(sample, closure=closure)
+            return
+        with pytest.raises(RuntimeError, match="closure must call backward"):
+            self.optimizer.step(sample)
+        self.record_gradients()
 
     def call(self, sample: Sample, *, closure: bool) -> None:
         calls = self.closure_calls()

@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from torch import Tensor
 
 import proxmo
@@ -51,6 +51,7 @@ def test_prox_equals_the_reference_for_every_shape_and_dtype(
 
 
 @every_metric_case
+@settings(max_examples=30)
 @given(data=st.data(), dtype=st.sampled_from([np.float64, np.float32]))
 def test_prox_equals_the_reference_at_ties_and_kinks(case: Case, data: st.DataObject, dtype: type) -> None:
     shape = data.draw(st.lists(st.integers(1, 3), min_size=max(case.axes, 1), max_size=3).map(tuple))
@@ -61,6 +62,7 @@ def test_prox_equals_the_reference_at_ties_and_kinks(case: Case, data: st.DataOb
 
 
 @every_convex_metric_case
+@settings(max_examples=30)
 @given(data=st.data())
 def test_three_point_inequality_in_the_metric(case: Case, data: st.DataObject) -> None:
     """For all u: ψ(p) + ‖p−x‖²/2 + ‖u−p‖²/2 ≤ ψ(u) + ‖u−x‖²/2 in the norm of the metric. This makes p the prox of x."""
@@ -216,14 +218,22 @@ def test_steps_beyond_float32_act_as_in_float64(case: Case) -> None:
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
 
 
-@every_metric_case
-def test_groups_on_the_boundary_of_the_dual_ball_become_exact_zeros(case: Case) -> None:
-    penalty = case.make(1.0)
-    if isinstance(penalty, proxmo.GroupL2) and penalty.dim == 0:
-        x, step = torch.tensor([[3.0, 4.0, 0.0], [3.0, 8.0, 0.0]]), torch.tensor([5.0, 5.0, 7.0]) / penalty.strength
-        result = penalty.prox(x.double(), step.double())  # ‖x/t‖ = 1 in the first row
-        assert (result[0] == 0).all()
-        assert (result[1, :2] != 0).all()
+@pytest.mark.parametrize(
+    ("penalty", "boundary"),
+    [
+        (proxmo.GroupL2(1.0), [3.0, 4.0, 0.0]),  # ‖x/t‖₂ = 1
+        (proxmo.GroupLInf(1.0), [2.0, -3.0, 0.0]),  # Σ|x|/t = 1
+        (proxmo.SparseGroup(1.0, 1.0), [8.0, 9.0, 7.0]),  # as for GroupL2, after the soft threshold t
+    ],
+    ids=str,
+)
+def test_groups_on_the_boundary_of_the_dual_ball_become_exact_zeros(
+    penalty: proxmo.Penalty, boundary: list[float]
+) -> None:
+    x = torch.tensor([boundary, [30.0, 40.0, 10.0]], dtype=torch.float64)
+    result = penalty.prox(x, torch.tensor([5.0, 5.0, 7.0], dtype=torch.float64))
+    assert (result[0] == 0).all()
+    assert (result[1] != 0).all()
 
 
 @pytest.mark.parametrize("penalty", [proxmo.GroupL2(9.0), proxmo.GroupLInf(60.0), proxmo.L2Ball(3.0, dim=0)], ids=str)
