@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from proxmo import shards
+from proxmo.eager import is_transformed
 
 Dim = int | tuple[int, ...] | None
 """The axes that index the groups of a tensor; ``None`` makes the whole tensor one group."""
@@ -103,14 +104,14 @@ def step(name: str, value: Any, x: Tensor) -> float | Tensor:
     """A `scalar_step`, or a tensor of finite steps ≥ 0 that broadcasts to ``x``."""
     if not isinstance(value, Tensor) or value.numel() == 1:
         return scalar_step(name, value)
-    takes = f"a finite number >= 0, or a real tensor of such numbers that broadcasts to x of shape {tuple(x.shape)}"
+    takes = f"a finite number >= 0, or a float tensor of such numbers that broadcasts to x of shape {tuple(x.shape)}"
     fits = value.dim() <= x.dim() and all(
         size in (1, wanted) for size, wanted in zip(reversed(value.shape), reversed(x.shape), strict=False)
     )
     if not fits or not value.is_floating_point() or value.device != x.device:
         got = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
         raise ValueError(f"{name} must be {takes}, got {got}")
-    if not torch.compiler.is_compiling():
+    if not (torch.compiler.is_compiling() or is_transformed(value)):
         numbers = shards.local(value)
         bad = numbers[~((numbers >= 0) & (numbers < math.inf))]
         if bad.numel():

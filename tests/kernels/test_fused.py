@@ -448,3 +448,9 @@ class Wider(proxmo.Box):
 def test_subclass_with_a_new_prox_does_not_inherit_the_kernel(penalty: proxmo.Penalty) -> None:
     x = torch.tensor([3.0, -0.7])
     assert torch.equal(penalty.prox(x, 1.0, fused=True), penalty.prox(x, 1.0))
+
+
+def test_kernel_with_too_many_constants_is_refused() -> None:
+    x = torch.ones(2)
+    with pytest.raises(ValueError, match="a kernel takes at most 6 constants, got 7"):
+        kernels.prox(x, Kernel(_tenth, (0.1,) * 7), x)

@@ -29,6 +29,8 @@ def point() -> Parameter:
         ({"strength": 0.1}, "'strength' is not an option of a parameter group but a field of its penalty"),
         ({"momentun": 0.5}, "'momentun' is not an option of a parameter group; did you mean 'momentum'"),
         ({"regularizer": proxmo.L1(0.1)}, "'regularizer' is not an option .* did you mean 'penalty'"),
+        ({"penalties": [proxmo.L1(0.1)]}, "'penalties' is not an option .* did you mean 'penalty'"),
+        ({"eps": torch.ones(2)}, "'eps' is an option of another optimizer"),
     ],
     ids=str,
 )
@@ -58,12 +60,13 @@ def test_keys_of_schedulers_are_accepted() -> None:
     assert other.param_groups[0]["initial_lr"] == optimizer.param_groups[0]["initial_lr"]
 
 
+@pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("dampening", [0.0, 0.5, 0.9])
-def test_checkpoint_of_sgd_becomes_an_average_of_gradients(dampening: float) -> None:
+def test_checkpoint_of_sgd_becomes_an_average_of_gradients(dampening: float, maximize: bool) -> None:
     """With lr scaled by (1 − dampening)/(1 − momentum), training goes on as with SGD."""
     x, y = point(), point()
-    sgd = torch.optim.SGD([x], lr=0.1, momentum=0.9, dampening=dampening)
-    ours = proxmo.ProxSGD([y], lr=0.1, momentum=0.9)
+    sgd = torch.optim.SGD([x], lr=0.1, momentum=0.9, dampening=dampening, maximize=maximize)
+    ours = proxmo.ProxSGD([y], lr=0.1, momentum=0.9, maximize=maximize)
     for step in range(5):
         x.grad = torch.tensor([0.3, -0.1]) * step
         sgd.step()
@@ -77,6 +80,17 @@ def test_checkpoint_of_sgd_becomes_an_average_of_gradients(dampening: float) -> 
         sgd.step()
         ours.step()
     torch.testing.assert_close(y, x)
+
+
+def test_checkpoint_of_sgd_without_momentum() -> None:
+    x = point()
+    sgd = torch.optim.SGD([x], lr=0.3)
+    x.grad = torch.ones(2)
+    sgd.step()
+    ours = proxmo.ProxSGD([point()], lr=0.1, momentum=0.0)
+    ours.load_state_dict(sgd.state_dict())
+    assert ours.param_groups[0]["lr"] == 0.3
+    assert not any(ours.state.values())
 
 
 def test_checkpoint_of_sgd_keeps_the_dtype_of_the_average() -> None:
@@ -198,6 +212,8 @@ def test_momentum_may_be_a_tensor(fused: bool, compiled: bool) -> None:
         number.step()
         step()
     torch.testing.assert_close(y, x)
+    with pytest.raises(ValueError, match=r"momentum must be a number in \[0, 1\), got tensor\(5\.\)"):
+        proxmo.ProxSGD([point()], momentum=torch.tensor(5.0))
     with pytest.raises(ValueError, match=r"Tensor momentum must be 1-element, got shape \(2,\)"):
         proxmo.ProxSGD([point()], momentum=torch.tensor([0.1, 0.2]))
 
@@ -241,3 +257,18 @@ def test_many_small_tensors_are_taken_together(lr: float | Tensor, monkeypatch: 
     monkeypatch.setattr(proxmo.GroupL2, "_prox", counted)
     proxmo.ProxSGD(weights, lr=lr, penalty=proxmo.GroupL2(0.1)).step()
     assert shapes == [(10, 8, 8)]
+
+
+def test_large_tensors_on_a_device_stay_in_one_foreach_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = [nn.Parameter(torch.empty(300, 300, device="meta")) for _ in range(5)]
+    for p in params:
+        p.grad = torch.empty_like(p)
+    optimizer = proxmo.ProxSGD(params, lr=0.1)
+    optimizer.step()
+    calls: list[int] = []
+    add = torch._foreach_add_
+    monkeypatch.setattr(
+        torch, "_foreach_add_", lambda tensors, *a, **k: (calls.append(len(tensors)), add(tensors, *a, **k))
+    )
+    optimizer.step()
+    assert calls == [5]

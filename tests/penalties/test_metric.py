@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -299,7 +300,7 @@ def test_penalty_that_supports_only_scalar_steps_refuses_others() -> None:
 )
 def test_bad_steps_are_refused_before_anything_changes(step: Tensor, message: str) -> None:
     x = torch.ones(2, 2)
-    with pytest.raises(ValueError, match="step must be a finite number >= 0, or a real tensor .*" + message):
+    with pytest.raises(ValueError, match="step must be a finite number >= 0, or a float tensor .*" + message):
         proxmo.L1(1.0).prox(x, step, out=x)
     assert torch.equal(x, torch.ones(2, 2))
 
@@ -317,3 +318,40 @@ def test_compiled_prox_equals_the_eager_one(penalty: proxmo.Penalty) -> None:
         return result
 
     torch.testing.assert_close(prox_(x, step), penalty.prox(x, step))
+
+
+@pytest.mark.parametrize("decades", [0.0, 8.0, 20.0, 40.0])
+@pytest.mark.parametrize("make", [proxmo.Simplex, proxmo.L1Ball, proxmo.L2Ball, proxmo.GroupL2, proxmo.GroupLInf])
+def test_steps_over_many_decades(make: Callable[..., proxmo.Penalty], decades: float) -> None:
+    """On many groups at once, none of which may keep the others from ending."""
+    penalty = make(1.0, dim=0)
+    case = next(c for c in CASES if type(c.make(1.0)) is make)
+    for seed in range(20):
+        x = noise((50, 9), seed=seed)
+        step = steps_like(x, seed=seed, decades=decades)
+        assert_is_prox(case, penalty, penalty.prox(x, step), x, step)
+
+
+def test_simplex_in_a_metric_that_all_but_fixes_an_element() -> None:
+    x, step = torch.tensor([1.0, 1.0], dtype=torch.float64), torch.tensor([1.0, 1e-16], dtype=torch.float64)
+    torch.testing.assert_close(proxmo.Simplex(1.5).prox(x, step), torch.tensor([0.5, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(proxmo.L1Ball(1.5).prox(-x, step), torch.tensor([-0.5, -1.0], dtype=torch.float64))
+
+
+@every_metric_case
+def test_vmap_over_points_and_steps(case: Case) -> None:
+    penalty, x = case.make(1.0), noise((4, 3, 2, 2))
+    step = steps_like(x, decades=2.0)
+    expected = torch.stack([penalty.prox(a, b) for a, b in zip(x, step, strict=True)])
+    torch.testing.assert_close(torch.vmap(penalty.prox)(x, step), expected)
+
+
+def test_one_step_per_group_stays_one_in_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    from proxmo.penalties import groups
+
+    monkeypatch.setattr(groups, "secular_root", None)
+    tensors = [noise((4, 6), seed=k) for k in range(3)]
+    steps = [steps_like(torch.empty(4, 1), seed=k) for k in range(3)]
+    expected = [proxmo.GroupL2(0.9).prox(x, step) for x, step in zip(tensors, steps, strict=True)]
+    proxmo.GroupL2(0.9).prox_(tensors, steps)
+    torch.testing.assert_close(tensors, expected)

@@ -39,8 +39,9 @@ class Kernel(NamedTuple):
     """
 
     function: Any
-    """Compiled by numba. Per element: (x, c) ↦ prox. Per row or tensor: (target, source, c, peaks) writes the prox of
-    ``source``, one-dimensional, to ``target``, which may be the same; ``peaks`` is scratch memory."""
+    """Compiled by numba, once per process, not anew in every step. Per element: (x, c) ↦ prox. Per row or tensor:
+    (target, source, c, peaks) writes the prox of ``source``, one-dimensional, to ``target``, which may be the same;
+    ``peaks`` is scratch memory."""
     constants: tuple[float, ...]
     """c: up to six numbers, as they follow from the fields of a penalty and the step."""
     per: Literal["element", "row", "tensor"] = "element"
@@ -58,6 +59,8 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, function: str) -> Any:
+        if function.startswith("_"):  # asked by tools that inspect modules
+            raise AttributeError(function)
         return getattr(importlib.import_module(self._name), function)
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from proxmo.eager import row_chunks
+from proxmo.eager import is_eager_cpu, row_chunks
 
-LARGE = 1 << 16  # elements from which on the calls for one tensor cost little beside it
+LARGE = 1 << 16  # elements from which on the calls for one CPU tensor cost little beside it
 _DTYPES = (torch.float32, torch.float64)
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of axes
 
@@ -42,7 +42,7 @@ class Moves(NamedTuple):
 
         Large tensors are cut into row chunks, as views, where the prox acts on rows.
         """
-        large = [p.numel() >= LARGE for p in self.params]
+        large = [p.numel() >= LARGE and is_eager_cpu(p) for p in self.params]
         if not all(large):
             yield self.chosen(map(not_, large))
         for param, direction, gradient in zip(*self.chosen(large), strict=True):

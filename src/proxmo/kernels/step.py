@@ -17,7 +17,7 @@ from torch import Tensor
 
 from proxmo.kernels import Kernel
 from proxmo.kernels.moves import Moves
-from proxmo.kernels.tasks import BLOCK, Loop, inlined, keep, run, view, write
+from proxmo.kernels.tasks import BLOCK, CONSTANTS, Loop, inlined, keep, run, view, write
 
 _NO_PROX = Kernel(keep, ())
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
@@ -49,6 +49,8 @@ def prox(x: Tensor, kernel: Kernel, out: Tensor) -> None:
 def _run(
     kernel: Kernel, params: list[Tensor], dtype: torch.dtype, addresses: list[int], lr: float, weight: float
 ) -> None:
+    if len(kernel.constants) > CONSTANTS:
+        raise ValueError(f"a kernel takes at most {CONSTANTS} constants, got {len(kernel.constants)}")
     elements = list(map(Tensor.numel, params))
     if kernel.per == "element":
         loop, rows = _element_loop(kernel.function), elements

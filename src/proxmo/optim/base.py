@@ -235,7 +235,6 @@ class ProxOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Called by unpickling, with live penalties, and at the end of `load_state_dict`, with plain ones that update
         # those of the present groups. Everything is checked before anything is changed.
-        self._certificates = {}
         check_loaded_state(type(self).__name__, self.state_keys, state["state"])
         updates: dict[int, tuple[Penalty, Penalty]] = {}
         for live, loaded in zip(self.__dict__.get("param_groups", []), state["param_groups"], strict=False):
@@ -253,6 +252,7 @@ class ProxOptimizer(Optimizer):
             check_keys(loaded, self.defaults)
             self._check_options(loaded)
         super().__setstate__(state)
+        self._certificates = {}
         for penalty, update in updates.values():
             vars(penalty).update(vars(update))
 

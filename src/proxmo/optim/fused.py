@@ -27,17 +27,16 @@ def check_fused(group: Group) -> None:
 
 def take_fused_steps(group: Group, moves: Moves) -> Moves:
     """Take the moves that compiled loops can take, prox included; return the others."""
-    lr, penalty = float(group["lr"]), group["penalty"]
-    # A step of zero leaves constraints alone, and torch refuses one beyond float32: both are left to the eager path.
-    if not kernels.available() or not 0 < lr <= LARGEST:
-        return moves
-    signed, weight = -lr if group["maximize"] else lr, 1 - float(group["momentum"])
-    sharded = shards.any_sharded(moves.params)
+    sharded, units, penalty = shards.any_sharded(moves.params), units_of(group, moves.params), group["penalty"]
     local = _local_shards(moves) if sharded else moves
     fit = kernels.which_fit(local)
-    units = units_of(group, moves.params)
-    if units is not None and not all(fit):  # a unit spans several parameters
+    if not kernels.available() or not any(fit) or (units is not None and not all(fit)):  # units span parameters
         return moves
+    lr = float(group["lr"])
+    # A step of zero leaves constraints alone, and torch refuses one beyond float32: both are left to the eager path.
+    if not 0 < lr <= LARGEST:
+        return moves
+    signed, weight = -lr if group["maximize"] else lr, 1 - float(group["momentum"])
     kernel = None if penalty is None or units is not None else penalty.current_kernel(lr)
     with_prox = [penalty is None or (kernel is not None and _is_local(penalty, p)) for p in moves.params]
     if all(map(and_, fit, with_prox)):  # the usual case

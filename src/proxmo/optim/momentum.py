@@ -39,6 +39,8 @@ class PolyakMomentum(ProxOptimizer):
             scale = _scale_of_foreign_average(group)
             for p in group["params"]:
                 kept = state["state"].get(p)
+                if kept and kept.get("momentum_buffer", 0) is None:  # SGD without momentum
+                    kept = state["state"][p] = {}
                 if kept and "started" not in kept and kept.get("momentum_buffer") is not None:  # of torch's SGD
                     kept["momentum_buffer"] = kept["momentum_buffer"] * scale
                     kept["started"] = torch.ones(())
@@ -55,11 +57,18 @@ class PolyakMomentum(ProxOptimizer):
         saved_ids = [number for group in state_dict["param_groups"] for number in group["params"]]
         live = [(p, group["momentum_dtype"]) for group in self.param_groups for p in group["params"]]
         for number, (p, dtype) in zip(saved_ids, live, strict=True):
-            if dtype is not None and p in self.state and self.state[p]["momentum_buffer"].dtype != dtype:
+            if dtype is not None and self.state.get(p) and self.state[p]["momentum_buffer"].dtype != dtype:
                 average = self.state[p]["momentum_buffer"]
                 exact = state_dict["state"][number]["momentum_buffer"].to(average.device, dtype, copy=True)
                 foreign = "started" not in state_dict["state"][number]
                 self.state[p]["momentum_buffer"] = average.to(dtype) if foreign else exact
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a parameter group, as for every torch optimizer; a tensor momentum is read here, once."""
+        momentum = param_group.get("momentum", self.defaults["momentum"])
+        if isinstance(momentum, Tensor) and momentum.numel() == 1 and not 0 <= momentum.item() < 1:
+            raise ValueError(f"momentum must be a number in [0, 1), got {momentum!r}")
+        super().add_param_group(param_group)
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
@@ -132,4 +141,5 @@ def _scale_of_foreign_average(group: Group) -> float:
     momentum, dampening = float(group.get("momentum", 0.0)), float(group.pop("dampening", group.get("momentum", 0.0)))
     if dampening == 1:
         raise ValueError("cannot load a checkpoint of SGD with dampening = 1, whose buffer has no scale")
-    return (1 - momentum) / (1 - dampening)
+    sign = -1 if group.get("maximize") else 1  # SGD averages −g then
+    return sign * (1 - momentum) / (1 - dampening)

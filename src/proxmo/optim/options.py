@@ -54,11 +54,12 @@ def check_keys(group: Group, defaults: Group) -> None:
                 f"{key!r} is not an option of a parameter group but a field of its penalty, as in L1(strength=0.1)"
             )
         meant = difflib.get_close_matches(key, defaults, n=1, cutoff=0.85)
-        if meant or isinstance(value, Penalty):
+        if meant or any(isinstance(v, Penalty) for v in (value if isinstance(value, (list, tuple)) else [value])):
             raise ValueError(
                 f"{key!r} is not an option of a parameter group; did you mean {(meant or ['penalty'])[0]!r}?"
             )
-        if key in _options_of_torch() and value not in (None, False, 0):
+        neutral = value is None or (isinstance(value, (bool, int, float)) and value == 0)
+        if key in _options_of_torch() and not neutral:
             raise ValueError(
                 f"{key!r} is an option of another optimizer, got {value!r}; the options here are {', '.join(defaults)}"
             )

@@ -53,12 +53,12 @@ class Penalty(ABC):
     A penalty is a small dataclass of plain fields with two hooks, ``_value(x)`` and ``_prox(x, step, out)``, and claims
     about ψ: ``convex``, ``separable`` and ``elementwise_step``. The hooks see float32 or float64 tensors with at least
     one element and a step > 0; checks, half precision, ``out=``, zero steps and empty tensors are handled for them.
-    ``_prox`` may write to ``out`` (which may be ``x``) and return it, or return a new tensor. A separable penalty whose
-    fields are numbers may be given a row chunk of a large tensor, or several small tensors stacked along a new first
-    axis. Of a sharded tensor (``DTensor``) the hooks see the local shard if ψ is separable, otherwise the gathered
-    tensor. Fields annotated with the types of `proxmo.penalties.base` (``NonNegativeFloat``, ``PositiveFloat``,
-    ``AnyFloat``, ``Count``, ``Dim``) are checked whenever they are set. To project onto a set, see `Constraint`; to
-    support ``fused=True``, override `kernel`.
+    ``_prox`` may write to ``out`` (which may be ``x``) and return it, or return a new tensor. A penalty that is a sum
+    over elements or groups, with numbers as fields, may be given a row chunk of a large tensor, or several small
+    tensors stacked along a new first axis. Of a sharded tensor (``DTensor``) the hooks see the local shard if ψ is
+    separable, otherwise the gathered tensor. Fields annotated with the types of `proxmo.penalties.base`
+    (``NonNegativeFloat``, ``PositiveFloat``, ``AnyFloat``, ``Count``, ``Dim``) are checked whenever they are set. To
+    project onto a set, see `Constraint`; to support ``fused=True``, override `kernel`.
 
     >>> from dataclasses import dataclass
     >>> import torch, proxmo
@@ -163,8 +163,8 @@ class Penalty(ABC):
         """Replace each tensor by its prox, without checks: what optimizers call in every step.
 
         Args:
-            tensors: the points.
-            step: as for `prox`: one for all tensors, or a sequence with one for each.
+            tensors: the points, distinct tensors.
+            step: as for `prox`, one for all tensors, or a sequence with a tensor for each.
 
         >>> import torch, proxmo
         >>> x = torch.tensor([1.5, -3.0])
@@ -333,7 +333,10 @@ def _small_and_alike(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 
 def _stack_steps(steps: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([step.expand(x.shape) for step, x in zip(steps, tensors, strict=True)])
+    if len({step.shape for step in steps}) > 1:
+        return torch.stack([step.expand(x.shape) for step, x in zip(steps, tensors, strict=True)])
+    axes = tensors[0].dim() - steps[0].dim()  # not expanded, so that one step per group is still seen to be one
+    return torch.stack([step.reshape((1,) * axes + step.shape) for step in steps])
 
 
 class Elementwise(Penalty):

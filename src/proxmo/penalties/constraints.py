@@ -30,7 +30,7 @@ from proxmo.penalties.base import (
 )
 from proxmo.penalties.groups import group_norms
 from proxmo.penalties.selection import mask_of_largest
-from proxmo.penalties.thresholds import LEAST, fit, project_simplex, secular_root, widest
+from proxmo.penalties.thresholds import LEAST, fit, project_simplex, project_simplex_in_metric, secular_root, widest
 
 compiled_elements = LazyModule("proxmo.penalties.compiled_elements")
 compiled_rows = LazyModule("proxmo.penalties.compiled_rows")
@@ -54,17 +54,12 @@ class GroupConstraint(SumOverGroups, Constraint):
             return self._project(x, out)
         steps = widest(groups.onto_elements(step))  # type: ignore[arg-type]
         scale = groups.amax(steps)  # which does not matter
-        relative = (steps / torch.where(scale > 0, scale, 1.0)).clamp_(min=LEAST)
+        relative = (steps / torch.where(scale > 0, scale, 1.0)).clamp_(min=LEAST[steps.dtype])
         return groups.onto_tensor(self._project_in_metric(groups, widest(groups.elements), relative))
 
     @abstractmethod
     def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
         """Return the minimiser of Σ (u_i − values_i)²/step_i over the set, in float64."""
-
-
-def _project_simplex_in_metric(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
-    """Return max(y − θ·step, 0) with the θ that makes the sum of each group ``radius``."""
-    return project_simplex(y / step, radius, groups, weights=step, in_place=True).mul_(step)
 
 
 @dataclass
@@ -158,7 +153,7 @@ class L1Ball(GroupConstraint):
     def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
         magnitudes = values.abs()
         inside = groups.sum(magnitudes) <= self.radius
-        nearest = _project_simplex_in_metric(magnitudes, self.radius, groups, step)
+        nearest = project_simplex_in_metric(magnitudes, self.radius, groups, step)
         return torch.where(inside, values, nearest.copysign_(values))
 
     def kernel(self, step: float) -> Kernel | None:
@@ -265,7 +260,7 @@ class Simplex(GroupConstraint):
         return result if out is None else out.copy_(result)
 
     def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
-        return _project_simplex_in_metric(values, self.radius, groups, step)
+        return project_simplex_in_metric(values, self.radius, groups, step)
 
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled_rows.simplex, self.radius)

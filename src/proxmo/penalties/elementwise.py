@@ -33,7 +33,8 @@ def soft_threshold(x: Tensor, threshold: float | Tensor, out: Tensor | None = No
 def choose(condition: bool | Tensor, yes: float | Tensor, no: float | Tensor) -> float | Tensor:
     """Return ``yes if condition else no`` for numbers or tensors."""
     if isinstance(condition, Tensor):
-        wide = condition.new_zeros((), dtype=torch.float64)
+        dtype = torch.float32 if condition.device.type == "mps" else torch.float64
+        wide = condition.new_zeros((), dtype=dtype)
         return torch.where(condition, wide + yes, wide + no)
     return yes if condition else no
 

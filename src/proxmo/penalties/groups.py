@@ -67,7 +67,7 @@ def _shrink_in_metric(groups: Groups, values: Tensor, t: Tensor) -> Tensor:
     """Return ρ·x/(ρ + t) with ρ = ‖u‖₂, the root of ‖x/(ρ + t)‖₂ = 1; 0 where ‖x/t‖₂ ≤ 1. In float64."""
     magnitudes = widest(values).abs()
     scale = group_scales(groups, magnitudes)
-    magnitudes, t = magnitudes / scale, (widest(t) / scale).clamp_(min=LEAST)
+    magnitudes, t = magnitudes / scale, (widest(t) / scale).clamp_(min=LEAST[magnitudes.dtype])
     vanishes = groups.sum((magnitudes / t).square()) <= 1
     rho = secular_root(magnitudes, t, groups)
     return torch.where(vanishes, 0.0, values * (rho / (rho + t)))
@@ -142,7 +142,7 @@ class GroupLInf(SumOverGroups):
     def _level_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
         magnitudes = widest(groups.elements).abs()
         scale = group_scales(groups, magnitudes)
-        weights = 1 / (widest(step) * self.strength / scale).clamp_(min=LEAST)
+        weights = 1 / (widest(step) * self.strength / scale).clamp_(min=LEAST[scale.dtype])
         level = cap(magnitudes.div_(scale), 1.0, groups, weights) * scale
         return level.to(groups.tensor.dtype)
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proxmo.checks import FLOATING
-from proxmo.eager import is_eager_cpu
+from proxmo.eager import is_eager_cpu, is_transformed
 from proxmo.penalties.axes import Groups, as_rows
 
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in FLOATING}
@@ -39,7 +39,7 @@ _SHORT_ROW = 32
 _FEW_ELEMENTS = 1 << 16
 _FEW_ROUNDINGS = 16  # up to this group length the rounding errors of a sum are negligible
 _TINY_ROW = 8  # elements below which NumPy's stable sort is faster than its quicksort
-LEAST = 1e-200  # stands for zero beside 1; its reciprocal can still be summed
+LEAST = {torch.float64: 1e-200, torch.float32: 1e-30}  # stands for zero beside 1; its reciprocal can be summed
 _SECULAR_STEPS = 60  # it takes 4 to 8; steps over 60 decades take 30
 
 
@@ -64,26 +64,58 @@ def widest(x: Tensor) -> Tensor:
     return x if x.device.type == "mps" else x.double()
 
 
-def project_simplex(
-    y: Tensor, radius: float, groups: Groups, weights: Tensor | None = None, *, in_place: bool = False
-) -> Tensor:
-    """Return max(y − τ, 0) with Σ weights·max(y − τ, 0) = radius for each group.
+def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool = False) -> Tensor:
+    """Return max(y − τ, 0) for each group, the nearest point of the simplex {u ≥ 0, Σu = radius}.
 
-    Without weights it is the nearest point of the simplex {u ≥ 0, Σu = radius}. An element above τ by no more than its
-    rounding (in short groups: than that of the radius) counts as not above, so that zeros stay zero when they are
-    projected again.
+    An element above τ by no more than its rounding (in short groups: than that of the radius) counts as not above, so
+    that zeros stay zero when they are projected again.
     """
     radius, eps = fit(radius, y.dtype), _EPS[y.dtype]
     top = groups.amax(y)
     below = y.sub_(top) if in_place else y - top
-    depth = _depth(below, radius, groups, weights)
-    if groups.length <= _FEW_ROUNDINGS and weights is None:
+    depth = _depth(below, radius, groups, None)
+    if groups.length <= _FEW_ROUNDINGS:
         return torch.threshold_(below.add_(depth), eps * radius, 0.0)
     active = below.add_(depth * (1 - eps)).relu_().sign()
     # The rounding error of τ enters each element. The elements have finer digits than τ: share out what is missing.
-    reached, count = groups.sum_over_ranks(_sum(below, groups, weights), _sum(active, groups, weights))
-    share = (radius - reached) / count.clamp(min=1 if weights is None else _tiny(y))
+    reached, count = groups.sum_over_ranks(_sum(below, groups), _sum(active, groups))
+    share = (radius - reached) / count.clamp(min=1)
     return below.add_(active.mul_(share)).relu_()
+
+
+def project_simplex_in_metric(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
+    """Return max(y − θ·step, 0) with the θ that makes the sum of each group ``radius``.
+
+    Measured in θ, not from a top as above: quotients y/step over many decades have no digits in common.
+    """
+    radius = fit(radius, y.dtype)
+    theta = _theta_by_sort(y, radius, groups, step) if _is_recorded(y) else _theta_by_newton(y, radius, groups, step)
+    above = y - theta * step
+    active = (above > _EPS[y.dtype] * y.abs()).to(y.dtype)
+    above.mul_(active)
+    reached, mass = groups.sum_over_ranks(_sum(above, groups), _sum(step, groups, active))
+    share = (radius - reached) / mass.clamp(min=LEAST[y.dtype])
+    return above.add_(active.mul_(step).mul_(share)).relu_()
+
+
+def _theta_by_sort(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
+    """Return the largest of the θ at which the k elements of largest y/step alone make the radius."""
+    rows, steps = as_rows(y, groups.axes), as_rows(step.expand(y.shape), groups.axes)
+    order = (rows / steps).argsort(dim=-1, descending=True)
+    theta = (rows.gather(-1, order).cumsum(-1) - radius) / steps.gather(-1, order).cumsum(-1)
+    return theta.amax(-1).reshape([1 if axis in groups.axes else size for axis, size in enumerate(y.shape)])
+
+
+def _theta_by_newton(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
+    theta = groups.amax((y - radius) / step)  # where one element alone makes the radius
+    active, before = (y > theta * step).to(y.dtype), None
+    while True:
+        sums = (_sum(y, groups, active), _sum(step, groups, active), _sum(active, groups))
+        reached, mass, count = groups.sum_over_ranks(*sums)
+        theta = torch.where(count > 0, (reached - radius) / mass.clamp(min=LEAST[y.dtype]), theta)
+        if before is not None and not bool((count < before).any()):
+            return theta
+        active, before = active * (y > theta * step), count  # elements only drop out, so this ends
 
 
 def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None = None) -> Tensor:
@@ -103,7 +135,12 @@ def _tiny(x: Tensor) -> float:
     return torch.finfo(x.dtype).tiny
 
 
-def _sum(values: Tensor, groups: Groups, weights: Tensor | None) -> Tensor:
+def _is_recorded(x: Tensor) -> bool:
+    """Whether loops that depend on the data must be avoided."""
+    return torch.compiler.is_compiling() or is_transformed(x)
+
+
+def _sum(values: Tensor, groups: Groups, weights: Tensor | None = None) -> Tensor:
     """Return the weighted sum over the local elements of each group."""
     return (values if weights is None else values * weights).sum(groups.axes, keepdim=True)
 
@@ -111,7 +148,7 @@ def _sum(values: Tensor, groups: Groups, weights: Tensor | None) -> Tensor:
 def _depth(below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None) -> Tensor:
     """Return how far the level of each group lies under its top, from which ``below`` ≤ 0 is measured."""
     few = (groups.length <= _SHORT_ROW or below.numel() <= _FEW_ELEMENTS) and weights is None
-    if not groups.sharded and (few or torch.compiler.is_compiling()):
+    if not groups.sharded and (few or _is_recorded(below)):
         return _depth_by_sort(below, radius, groups, weights)
     return _depth_by_newton(below, radius, groups, weights)
 
@@ -180,7 +217,7 @@ def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups, weig
         depth, fewer = _newton_step(below, radius, groups, weights, depth, work)
         if not bool((fewer < active).any()):  # false for NaN, so it cannot keep the loop going
             return depth
-        active = fewer
+        active = torch.minimum(active, fewer)  # rounding must not bring elements back, or groups might take turns
 
 
 def secular_root(z: Tensor, a: Tensor, groups: Groups) -> Tensor:
@@ -198,7 +235,7 @@ def secular_root(z: Tensor, a: Tensor, groups: Groups) -> Tensor:
         )
         n = squares.sqrt()
         higher = theta + ((n - 1) * squares / cubes).nan_to_num_(nan=0.0, posinf=0.0).clamp_(min=0)
-        done = not torch.compiler.is_compiling() and not bool((higher > theta * (1 + _EPS[z.dtype])).any())
+        done = not _is_recorded(z) and not bool((higher > theta * (1 + _EPS[z.dtype])).any())
         theta = higher
         if done:
             break
