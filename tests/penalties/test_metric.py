@@ -338,6 +338,7 @@ def test_simplex_in_a_metric_that_all_but_fixes_an_element() -> None:
     torch.testing.assert_close(proxmo.L1Ball(1.5).prox(-x, step), torch.tensor([-0.5, -1.0], dtype=torch.float64))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # where torch has no batching rule
 @every_metric_case
 def test_vmap_over_points_and_steps(case: Case) -> None:
     penalty, x = case.make(1.0), noise((4, 3, 2, 2))

@@ -257,7 +257,7 @@ class Penalty(ABC):
 
     def _check_zero_steps(self, step: Step) -> None:
         """Raise if some elements have a step of zero and others not, unless the prox acts on each element alone."""
-        if isinstance(step, Tensor) and not self.separable and not torch.compiler.is_compiling():
+        if isinstance(step, Tensor) and not (self.separable or torch.compiler.is_compiling() or is_transformed(step)):
             zero = shards.local(step) == 0
             if bool(zero.any()) and not bool(zero.all()):
                 raise ValueError(f"step must be > 0 for all elements or 0 for all in the prox of {self}, got a mixture")

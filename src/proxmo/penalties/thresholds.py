@@ -9,7 +9,7 @@ The sum is convex, decreasing and piecewise linear in τ, so Newton's method fro
 exactly, as soon as no element drops out of the sum (Michelot 1986), mostly in 4 to 10 passes over all groups at once,
 with one buffer besides y. For short rows or few elements a sort is faster; it also has no loop that depends on the
 data, which `torch.compile` could not trace. Where the elements of a group are sharded, only Newton will do: each pass
-all-reduces two numbers per group.
+all-reduces two or three numbers per group.
 
 Levels are measured from the top of each group, as depths d = max(y) − τ ≥ 0: differences of close numbers are exact in
 floating point, so digits survive even where the radius is tiny beside the entries.
@@ -147,8 +147,10 @@ def _sum(values: Tensor, groups: Groups, weights: Tensor | None = None) -> Tenso
 
 def _depth(below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None) -> Tensor:
     """Return how far the level of each group lies under its top, from which ``below`` ≤ 0 is measured."""
-    few = (groups.length <= _SHORT_ROW or below.numel() <= _FEW_ELEMENTS) and weights is None
-    if not groups.sharded and (few or _is_recorded(below)):
+    # With weights over many decades Newton's method cannot tell whether a heavy element is above the level: its weight
+    # times a rounding error may exceed the radius. The depths that a sort gives are all upper bounds.
+    few = groups.length <= _SHORT_ROW or below.numel() <= _FEW_ELEMENTS
+    if not groups.sharded and (few or weights is not None or _is_recorded(below)):
         return _depth_by_sort(below, radius, groups, weights)
     return _depth_by_newton(below, radius, groups, weights)
 
@@ -173,7 +175,8 @@ def _depth_by_sort(below: Tensor, radius: float | Tensor, groups: Groups, weight
     depth = sums.div_(ranks).amin(-1, keepdim=True)
     if rows is not below:
         depth = depth.reshape([1 if axis in groups.axes else size for axis, size in enumerate(below.shape)])
-    if torch.compiler.is_compiling():  # compiled sums are not taken in float64; Newton's method corrects their rounding
+    # Compiled sums are not taken in float64; Newton's method corrects their rounding.
+    if weights is None and torch.compiler.is_compiling():
         depth, _ = _newton_step(below, radius, groups, weights, depth, torch.empty_like(below))
     return depth
 
@@ -196,11 +199,13 @@ def _ranks(length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _newton_step(
     below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None, depth: Tensor, work: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the next depth, and the number or total weight of the elements above the present one."""
+    """Return the next depth, and the number of elements above the present one."""
     above = torch.add(below, depth, out=work).relu_()
-    reached = _sum(above, groups, weights)
-    reached, active = groups.sum_over_ranks(reached, _sum(above.sign_(), groups, weights))
-    return depth - (reached - radius) / active.clamp(min=1 if weights is None else _tiny(below)), active
+    sums = [_sum(above, groups, weights), _sum(above.sign_(), groups)]
+    if weights is not None:  # counted as well: light elements are lost in the sum of the weights
+        sums.append(_sum(above, groups, weights))
+    reached, count, *mass = groups.sum_over_ranks(*sums)
+    return depth - (reached - radius) / (mass[0].clamp(min=_tiny(below)) if mass else count.clamp(min=1)), count
 
 
 def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None = None) -> Tensor:
