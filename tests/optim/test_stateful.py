@@ -486,14 +486,14 @@ class STORMRun(Run):
     own_options: ClassVar[dict[str, list[Any]]] = {"momentum": [0.0, 0.5, 0.9, 1.0]}
 
     def step(self, sample: Sample, *, closure: bool) -> None:
-        refused = False
+        refusal = ""
         try:
             super().step(sample, closure=closure)
         except RuntimeError as error:
-            assert "closure must call backward" in str(error)
-            refused = True
+            refusal = str(error)
             self.record_gradients()
-        assert refused == all(gradient is None for gradient in sample.gradients[0])
+        without_gradients = all(gradient is None for gradient in sample.gradients[0])
+        assert ("closure must call backward" in refusal) == bool(refusal) == without_gradients
 
     def call(self, sample: Sample, *, closure: bool) -> None:
         calls = self.closure_calls()
