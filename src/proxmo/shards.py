@@ -40,8 +40,9 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def any_sharded(tensors: Iterable[Tensor]) -> bool:
     """Whether one of the tensors is sharded. Fast path: runs every step, on the few distinct types."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(issubclass(kind, module.DTensor) for kind in {type(t) for t in tensors})
+    kinds = set(map(type, tensors)) - {Tensor, nn.Parameter}
+    module = sys.modules.get("torch.distributed.tensor") if kinds else None
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in kinds)
 
 
 def local(tensor: Tensor) -> Tensor:

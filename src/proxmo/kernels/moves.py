@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from proxmo.eager import is_eager_cpu, row_chunks
 
-LARGE = 1 << 16  # elements from which on the calls for one CPU tensor cost little beside it
+LARGE = 1 << 18  # elements from which on the calls for one CPU tensor cost little beside it
 _DTYPES = (torch.float32, torch.float64)
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of axes
 
