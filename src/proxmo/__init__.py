@@ -41,6 +41,7 @@ from proxmo.penalties import (
     L0,
     L1,
     MCP,
+    NM,
     SCAD,
     Box,
     Constraint,
@@ -61,6 +62,7 @@ from proxmo.penalties import (
     SparseGroup,
     SquaredL2,
     TopK,
+    Trimmed,
 )
 from proxmo.proxy import ProxyObjective
 from proxmo.schedules import RateScheduler, StrengthScheduler
@@ -71,6 +73,7 @@ __all__ = [
     "L0",
     "L1",
     "MCP",
+    "NM",
     "SCAD",
     "AutoProxSGD",
     "Box",
@@ -110,6 +113,7 @@ __all__ = [
     "SquaredL2",
     "StrengthScheduler",
     "TopK",
+    "Trimmed",
     "compact",
     "criteria",
     "estimate_constants",

@@ -63,10 +63,10 @@ def _penalty_gradients(optimizer: ProxOptimizer, group: Group) -> dict[Tensor, T
         return {p: optimizer.certificate(p).subgradient for p in params if p.grad is not None}
     with torch.enable_grad():
         points = [p.detach().clone().requires_grad_() for p in params]
-        values = [penalty.value(x) for x in seen_by_penalty(group["units"], points)]
-        if not all(value.requires_grad for value in values):
+        value = penalty.total(list(seen_by_penalty(group["units"], points)))
+        if not value.requires_grad:
             raise ValueError(f"{penalty} has no gradient; set certify = True on the optimizer before the step")
-        found = torch.autograd.grad(values, points, allow_unused=True)  # units may leave out parameters
+        found = torch.autograd.grad(value, points, allow_unused=True)  # units may leave out parameters
     return {p: gradient for p, gradient in zip(params, found, strict=True) if gradient is not None}
 
 

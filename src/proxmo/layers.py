@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from proxmo.penalties.base import Grouped, Penalty
+from proxmo.penalties.trimmed import Trimmed
 
 PENALISED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 # The second axis of their weights runs over output units; in other layers it is the first.
@@ -173,7 +174,7 @@ def _check_arguments(model: Any, penalty: Any, on: Any, exclude: Any, per_layer:
         raise TypeError(f"exclude must be a sequence of names, got {exclude!r}")
     if per_layer is not None and not isinstance(per_layer, Mapping):
         raise TypeError(f"per_layer must be a dictionary from names to strengths, got {per_layer!r}")
-    if per_layer and not hasattr(penalty, "strength"):
+    if per_layer and not hasattr(_untrimmed(penalty), "strength"):
         raise TypeError(f"per_layer sets a strength, which {penalty} does not have")
 
 
@@ -193,10 +194,21 @@ def _penalty_of_each_weight(
     for weight, names in names_of.items():
         matching = [s for pattern, s in strengths.items() if any(_matches(name, [pattern]) for name in names)]
         changes: dict[str, Any] = {"strength": matching[0]} if matching else {}
-        if getattr(penalty, "dim", None) == 0:
+        if getattr(_untrimmed(penalty), "dim", None) == 0:
             changes["dim"] = _unit_axis(layers[names[0]])
-        found[weight] = dataclasses.replace(penalty, **changes)
+        found[weight] = _with_fields(penalty, changes)
     return found
+
+
+def _with_fields(penalty: Penalty, changes: dict[str, Any]) -> Penalty:
+    """Return a copy of a penalty with other fields, or of a trimmed one with other fields of what it trims."""
+    if isinstance(penalty, Trimmed):
+        return dataclasses.replace(penalty, penalty=dataclasses.replace(penalty.penalty, **changes))
+    return dataclasses.replace(penalty, **changes)
+
+
+def _untrimmed(penalty: Penalty | None) -> Penalty | None:
+    return penalty.penalty if isinstance(penalty, Trimmed) else penalty
 
 
 def _unit_axis(layer: nn.Module) -> int:
@@ -230,11 +242,11 @@ def _notes_on_outputs(
     layers: Mapping[str, nn.Module], penalty: Penalty, penalties: Mapping[Tensor, Penalty]
 ) -> list[str]:
     """Name the last layer if it has a group penalty on its output units."""
-    if not isinstance(penalty, Grouped) or penalty.dim != 0 or penalty.separable:
+    if not penalty.takes_units() or penalty.separable:
         return []
     name, layer = list(layers.items())[-1]
     weight = _own_weight(layer)
-    of_weight = None if weight is None else penalties.get(weight)
+    of_weight = None if weight is None else _untrimmed(penalties.get(weight))
     # The groups of a weight shared with an embedding are not the output units of this layer.
     by_units = isinstance(of_weight, Grouped) and of_weight.dim == _unit_axis(layer)
     if not by_units or not name:  # without a name, the caller chose this one layer

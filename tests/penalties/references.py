@@ -227,6 +227,48 @@ def top_k(x: Array, k: int, step: Step = 1.0) -> Array:
     return result
 
 
+def blocks_of(penalty: Any, x: Array) -> list[Any]:
+    """Return the indices of the elements or groups that a trimmed penalty ranks."""
+    return list(groups(x, getattr(penalty.penalty, "dim", tuple(range(x.ndim)))))
+
+
+def count_to_keep(penalty: Any, blocks: int) -> int:
+    return min(penalty.keep, blocks) if isinstance(penalty.keep, int) else max(1, round(penalty.keep * blocks))
+
+
+def trimmed_value(value: Callable[[Any, Array], float]) -> Any:
+    """Try all choices of blocks to leave out, and return the least sum."""
+
+    def least(penalty: Any, x: Array) -> float:
+        values = [value(penalty.penalty, np.atleast_1d(x[index]).ravel()) for index in blocks_of(penalty, x)]
+        kept = itertools.combinations(range(len(values)), len(values) - count_to_keep(penalty, len(values)))
+        return min(math.fsum(values[k] for k in others) for others in kept)
+
+    return least
+
+
+def cheapest_choice(costs: list[float], count: int) -> tuple[int, ...]:
+    """Try all choices of blocks to leave alone, and return the one whose others cost least."""
+    choices = itertools.combinations(range(len(costs)), count)
+    return min(choices, key=lambda kept: math.fsum(np.delete(costs, kept)))
+
+
+def trimmed_prox(value: Callable[[Any, Array], float], prox: Any, choose: Any = cheapest_choice) -> Any:
+    def best_choice(penalty: Any, x: Array, step: Step) -> Array:
+        near, blocks = prox(penalty.penalty, x, step), blocks_of(penalty, x)
+        gaps = (near - x) ** 2 / (2 * np.broadcast_to(step, x.shape))
+        costs = [
+            value(penalty.penalty, np.atleast_1d(near[index]).ravel()) + math.fsum(np.atleast_1d(gaps[index]).ravel())
+            for index in blocks
+        ]
+        result = near.copy()
+        for k in choose(costs, count_to_keep(penalty, len(blocks))):
+            result[blocks[k]] = x[blocks[k]]
+        return result
+
+    return best_choice
+
+
 def matrix_axes(x: Array, dim: Any) -> tuple[Array, Callable[[Array], Array]]:
     named = () if dim is None else (dim,) if isinstance(dim, int) else dim
     rows = sorted(axis % x.ndim for axis in named)

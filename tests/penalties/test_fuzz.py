@@ -22,7 +22,7 @@ from torch import Tensor
 
 import proxmo
 from penalties import references as ref
-from penalties.cases import CASES, Case, every_case, objective, tolerance
+from penalties.cases import CASES, TRIMMED, Case, every_case, objective, tolerance
 from proxmo import Penalty
 
 PER_CASE = 3000
@@ -172,6 +172,15 @@ def l_half(penalty: Any, x: Array, step: float) -> Array:
     return _shared["LHalf"](penalty, np.where(np.abs(x) < 1e-200, 0.0, x), step)
 
 
+def trimmed(penalty: Any, x: Array, step: float) -> Array:
+    """Sort the costs instead of trying all choices."""
+    value, shared = next((v, p) for make, _, v, p, _ in TRIMMED if type(make(1.0)) is type(penalty.penalty))
+    prox = ROBUST_REFERENCES.get(type(penalty.penalty).__name__, shared)
+    return ref.trimmed_prox(value, prox, lambda costs, k: np.argsort(-np.array(costs), kind="stable")[:k])(
+        penalty, x, step
+    )
+
+
 _shared = {type(case.make(1.0)).__name__: case.prox for case in CASES}
 ROBUST_REFERENCES: dict[str, Callable[[Any, Array, float], Array]] = {
     "Simplex": ref.by_group(lambda p, g, t: simplex(g, p.radius)),
@@ -180,6 +189,7 @@ ROBUST_REFERENCES: dict[str, Callable[[Any, Array, float], Array]] = {
     "TopK": ref.by_group(lambda p, g, t: top_k(g, p.k)),
     "NuclearBall": ref.spectral(lambda p, sigma, t: l1_ball(sigma, p.radius)),
     "LHalf": l_half,
+    "Trimmed": trimmed,
 }
 """References for any size and number of entries, in place of shared ones that are limited in either."""
 

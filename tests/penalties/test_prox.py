@@ -119,7 +119,7 @@ def test_separable_prox_acts_on_each_element_alone(case: Case, data: st.DataObje
 @pytest.mark.parametrize("case", [case for case in CASES if not case.make(1.0).separable], ids=str)
 def test_non_separable_prox_depends_on_other_elements(case: Case) -> None:
     penalty = case.make(1.0)
-    x = torch.tensor([[[2.0, 1.0], [-1.0, 0.4]], [[0.9, -2.0], [0.3, 1.1]]], dtype=torch.float64)
+    x = torch.tensor([[[2.0, 1.0], [-1.0, 0.4]], [[2.2, -2.0], [0.3, 1.1]]], dtype=torch.float64)
     larger = x.clone()
     larger[0, 1, 1] = 5.0
     changed = (penalty.prox(x, 0.5) - penalty.prox(larger, 0.5)).abs() > 1e-9

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
 
@@ -22,7 +22,7 @@ from torch.optim.optimizer import ParamsT
 
 from proxmo import checks, shards
 from proxmo.eager import is_eager_cpu
-from proxmo.optim.checkpoints import check_loaded_state, from_plain, to_plain_data
+from proxmo.optim.checkpoints import check_loaded_state, from_plain, to_plain_data, update_fields
 from proxmo.optim.options import (
     Group,
     Options,
@@ -186,10 +186,9 @@ class ProxOptimizer(Optimizer):
         tensor(1.5000)
         """
         values = [
-            group["penalty"].value(x)
+            group["penalty"].total(list(seen_by_penalty(*_trained(group))))
             for group in self.param_groups
             if group["penalty"] is not None
-            for x in seen_by_penalty(*_trained(group))
         ]
         return sum((value.to(values[0].device) for value in values[1:]), values[0]) if values else torch.zeros(())
 
@@ -254,7 +253,7 @@ class ProxOptimizer(Optimizer):
         super().__setstate__(state)
         self._certificates = {}
         for penalty, update in updates.values():
-            vars(penalty).update(vars(update))
+            update_fields(penalty, update)
 
     def _check_step(self) -> None:
         """Raise before anything is changed if an option or a gradient is not fit for a step."""
@@ -316,16 +315,16 @@ def move(points: list[Tensor], directions: list[Tensor], scale: float | Tensor, 
             point.add_(direction, alpha=scale)
 
 
-def apply_prox(penalty: Penalty, units: Units | None, points: list[Tensor], step: Step | Sequence[Tensor]) -> None:
+def apply_prox(penalty: Penalty, units: Units | None, points: list[Tensor], step: Step | list[Tensor]) -> None:
     """Replace points by their prox, or by that of the units that they make up; one step for all, or one for each."""
     if units is None:
         penalty.prox_(points, step)
         return
-    if isinstance(step, Sequence):
+    if isinstance(step, list):
         step = [s.expand(point.shape) for s, point in zip(step, points, strict=True)]
-    for family in units:
-        matrix = joined(family, points)
-        penalty.prox_([matrix], [joined(family, step)] if isinstance(step, Sequence) else step)
+    matrices = [joined(family, points) for family in units]
+    penalty.prox_(matrices, [joined(family, step) for family in units] if isinstance(step, list) else step)
+    for family, matrix in zip(units, matrices, strict=True):
         write_back(family, matrix, points)
 
 
@@ -350,7 +349,7 @@ def as_scalar(option: float | Tensor) -> float | Tensor:
 
 def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
     """Whether to hand lists to torch's foreach kernels: by default for ordinary tensors, not for subclasses."""
-    return {type(t) for t in tensors} <= {Tensor, Parameter} if choice is None else choice
+    return set(map(type, tensors)) <= {Tensor, Parameter} if choice is None else choice
 
 
 def _read_whether_finite(tensors: list[Tensor]) -> bool:

@@ -27,7 +27,7 @@ def as_plain(penalty: Penalty) -> dict[str, dict[str, Any]]:
     The class is a key, so that a distributed checkpoint of another class lacks it, and is refused before it is read.
     """
     fields = {field.name: getattr(penalty, field.name) for field in dataclasses.fields(penalty) if field.init}
-    return {type(penalty).__name__: fields}
+    return {type(penalty).__name__: {k: as_plain(v) if isinstance(v, Penalty) else v for k, v in fields.items()}}
 
 
 def from_plain(penalty: Penalty | None, saved: Any) -> Penalty | None:
@@ -39,11 +39,21 @@ def from_plain(penalty: Penalty | None, saved: Any) -> Penalty | None:
         raise ValueError(f"cannot load a parameter group made with penalty {got} into one with penalty {name}")
     if penalty is None:
         return None
-    fields = saved[name]
+    inner = {name: value for name, value in vars(penalty).items() if isinstance(value, Penalty)}
+    fields = {k: from_plain(inner[k], v) if k in inner else v for k, v in saved[name].items()}
     try:
         return type(penalty)(**fields)
     except TypeError as error:
         raise ValueError(f"cannot load penalty {name} from the fields {fields}: {error}") from error
+
+
+def update_fields(penalty: Penalty, update: Penalty) -> None:
+    """Give a penalty the fields of another of its class; the penalty inside a penalty stays the same object, too."""
+    for name, value in vars(update).items():
+        if isinstance(value, Penalty):
+            update_fields(getattr(penalty, name), value)
+        else:
+            vars(penalty)[name] = value
 
 
 def check_loaded_state(name: str, state_keys: frozenset[str], state: Mapping[Tensor, Mapping[str, Tensor]]) -> None:

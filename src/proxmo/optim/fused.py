@@ -30,7 +30,8 @@ def take_fused_steps(group: Group, moves: Moves) -> Moves:
     sharded, units, penalty = shards.any_sharded(moves.params), units_of(group, moves.params), group["penalty"]
     local = _local_shards(moves) if sharded else moves
     fit = kernels.which_fit(local)
-    if not kernels.available() or not any(fit) or (units is not None and not all(fit)):  # units span parameters
+    together = units is not None or (penalty is not None and penalty.joint)
+    if not kernels.available() or not any(fit) or (together and not all(fit)):
         return moves
     lr = float(group["lr"])
     # A step of zero leaves constraints alone, and torch refuses one beyond float32: both are left to the eager path.

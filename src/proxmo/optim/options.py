@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+from itertools import repeat
+from math import prod
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 import torch
@@ -13,7 +15,8 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from proxmo import checks, shards
-from proxmo.penalties.base import Grouped, Penalty
+from proxmo.optim.units import units_in
+from proxmo.penalties.base import Penalty
 
 Group: TypeAlias = dict[str, Any]
 Nonfinite = Literal["propagate", "raise", "skip"]
@@ -94,7 +97,7 @@ def check_fit(group: Group, penalty: Penalty | None) -> None:
     if penalty is None:
         return
     if group["units"] is not None:
-        if not (isinstance(penalty, Grouped) and penalty.dim == 0):
+        if not penalty.takes_units():
             raise ValueError(
                 f"penalty of a parameter group with units must be a group penalty with dim=0, got {penalty}"
             )
@@ -111,6 +114,14 @@ def check_fit(group: Group, penalty: Penalty | None) -> None:
                 )
         except ValueError as error:
             raise ValueError(f"{penalty} does not fit parameter {_name(group, index)!r}: {error}") from error
+    if penalty.joint and not any(map(is_lazy, group["params"])):
+        penalty.check_blocks(_count_blocks(group, penalty))
+
+
+def _count_blocks(group: Group, penalty: Penalty) -> int:
+    if group["units"] is not None:
+        return sum(map(units_in, group["units"], repeat(group["params"])))
+    return sum(prod(penalty.block_shape(p)) for p in group["params"])
 
 
 def check_parameters(group: Group) -> None:

@@ -89,7 +89,8 @@ class ProxSGD(PolyakMomentum):
 
     def _batches(self, group: Group, moves: Moves) -> Iterable[Moves]:
         """Cut the moves into batches that stay in cache from the average to the prox."""
-        if group["foreach"] or group["units"] is not None or torch.compiler.is_compiling():
-            return [moves]
         penalty: Penalty | None = group["penalty"]
+        together = group["foreach"] or group["units"] is not None or (penalty is not None and penalty.joint)
+        if together or torch.compiler.is_compiling():
+            return [moves]
         return moves.in_cache(lambda p: penalty is None or penalty.acts_on_rows(p))

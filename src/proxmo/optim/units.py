@@ -78,6 +78,12 @@ def _check_slice(part: Slice, params: Sequence[Tensor], taken: dict[int, list[tu
     return len(rows)
 
 
+def units_in(family: Family, params: Sequence[Tensor]) -> int:
+    """Return the number of units of a family."""
+    position, axis, indices = family[0]
+    return params[position].shape[axis] if indices is None else len(indices)
+
+
 def units_of(group: Mapping[str, Any], params: Sequence[Tensor]) -> Units | None:
     """Return the units of a parameter group as they are among ``params``, some or all of its parameters, in order.
 

@@ -1,15 +1,17 @@
 """Penalties and constraints: functions known through their value and their prox."""
 
 from proxmo.penalties.base import Constraint, Penalty
-from proxmo.penalties.constraints import Box, L1Ball, L2Ball, LInfBall, NonNegative, Simplex, TopK
+from proxmo.penalties.constraints import NM, Box, L1Ball, L2Ball, LInfBall, NonNegative, Simplex, TopK
 from proxmo.penalties.elementwise import L0, L1, MCP, SCAD, ElasticNet, Huber, LHalf, SquaredL2
 from proxmo.penalties.groups import GroupL2, GroupLInf, SparseGroup
 from proxmo.penalties.matrix import Nuclear, NuclearBall, Rank
+from proxmo.penalties.trimmed import Trimmed
 
 __all__ = [
     "L0",
     "L1",
     "MCP",
+    "NM",
     "SCAD",
     "Box",
     "Constraint",
@@ -30,4 +32,5 @@ __all__ = [
     "SparseGroup",
     "SquaredL2",
     "TopK",
+    "Trimmed",
 ]

@@ -64,7 +64,8 @@ class Groups:
         """How many elements a group has."""
         self.sharded = [process_group for axis, process_group in split if axis in inner]
         """The process groups over which the elements of a group are sharded."""
-        self._apart = [process_group for axis, process_group in split if axis in outer]
+        self.apart = [process_group for axis, process_group in split if axis in outer]
+        """The process groups over which whole groups are sharded."""
 
     def onto_tensor(self, values: Tensor) -> Tensor:
         """Reshape ``values``, which fit ``elements``, to fit ``tensor``."""
@@ -106,11 +107,11 @@ class Groups:
 
     def total(self, per_group: Tensor) -> Tensor:
         """Return the sum of a number per group over all groups."""
-        return shards.sum_over_ranks(per_group.sum(), self._apart)
+        return shards.sum_over_ranks(per_group.sum(), self.apart)
 
     def every(self, per_group: Tensor) -> Tensor:
         """Whether a condition per group holds for all groups."""
-        return self.total(~per_group) == 0 if self._apart else per_group.all()
+        return self.total(~per_group) == 0 if self.apart else per_group.all()
 
 
 def as_rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -84,6 +84,11 @@ class Penalty(ABC):
     elementwise_step: ClassVar[bool] = False
     """Whether ``_prox`` takes a step tensor with a step for every element; if not, such a step is refused."""
 
+    @property
+    def joint(self) -> bool:
+        """Whether ψ ranks all tensors of a parameter group together, so that they must be handed over in one list."""
+        return False
+
     def __init_subclass__(cls) -> None:
         # A live penalty ends up in a checkpoint where a wrapper packs the parameter groups itself
         # (ZeroRedundancyOptimizer). It has plain fields only, so loading it with weights_only=True is safe.
@@ -108,6 +113,16 @@ class Penalty(ABC):
         tensor(8.)
         """
         return self._evaluate(x, self._value)
+
+    def total(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return ψ of all tensors of a parameter group: the sum of their values, unless ψ ranks them together.
+
+        >>> import torch, proxmo
+        >>> proxmo.L1(2.0).total([torch.tensor([1.0, -3.0]), torch.tensor([0.5])])
+        tensor(9.)
+        """
+        values = [self.value(x) for x in tensors]
+        return sum((value.to(values[0].device) for value in values[1:]), values[0]) if values else torch.zeros(())
 
     def _evaluate(self, x: Tensor, hook: Callable[[Tensor], Tensor]) -> Tensor:
         """Return hook(x), a 0-d tensor that is 0 for an empty ``x``; for a separable ψ sum it over all shards."""
@@ -159,12 +174,12 @@ class Penalty(ABC):
                 self.prox_([result], step)
             return result if out is None or out is result else out.copy_(result)
 
-    def prox_(self, tensors: Sequence[Tensor], step: Step | Sequence[Tensor]) -> None:
+    def prox_(self, tensors: list[Tensor], step: Step | list[Tensor]) -> None:
         """Replace each tensor by its prox, without checks: what optimizers call in every step.
 
         Args:
             tensors: the points, distinct tensors.
-            step: as for `prox`, one for all tensors, or a sequence with a tensor for each.
+            step: as for `prox`, one for all tensors, or a list with a tensor for each.
 
         >>> import torch, proxmo
         >>> x = torch.tensor([1.5, -3.0])
@@ -172,22 +187,21 @@ class Penalty(ABC):
         >>> x
         tensor([ 0.5000, -2.0000])
         """
-        if not isinstance(step, (Tensor, Sequence)) and step == 0:
+        if not isinstance(step, (Tensor, list)) and step == 0:
             return
-        steps: Sequence[Step] = step if isinstance(step, Sequence) else [step] * len(tensors)
-        for one in steps if isinstance(step, Sequence) else steps[:1]:
+        several = isinstance(step, list)
+        steps: list[Any] = step if isinstance(step, list) else [step] * len(tensors)
+        for one in steps if several else steps[:1]:
             self._check_step(one)
-        rest = set(range(len(tensors)))
-        for indices in _small_and_alike(tensors) if self.elementwise_step or not isinstance(step, Sequence) else ():
-            stacked = self._stacked(tensors[indices[0]])
-            if stacked is not None:
-                members = [tensors[k] for k in indices]
-                stack = torch.stack(members)
-                one = _stack_steps([step[k] for k in indices], members) if isinstance(step, Sequence) else step
-                stacked._prox_tensor_(stack, one)
-                torch._foreach_copy_(members, stack.unbind())
-                rest.difference_update(indices)
-        for k in sorted(rest):
+        alone = set(range(len(tensors)))
+        for indices in _small_and_alike(tensors) if self.elementwise_step or not several else ():
+            alike = [tensors[k] for k in indices]
+            if (stacked := self._stacked(alike[0])) is not None:
+                stack = torch.stack(alike)
+                stacked._prox_tensor_(stack, _stack_steps([steps[k] for k in indices], alike) if several else steps[0])
+                torch._foreach_copy_(alike, stack.unbind())
+                alone.difference_update(indices)
+        for k in sorted(alone):
             self._prox_tensor_(tensors[k], steps[k])
 
     def _prox_tensor_(self, x: Tensor, step: Step) -> None:
@@ -309,6 +323,13 @@ class Penalty(ABC):
     def check(self, x: Tensor) -> None:  # noqa: B027  most penalties fit every tensor
         """Raise a ``ValueError`` if this penalty does not fit the shape of ``x``."""
 
+    def check_blocks(self, count: int) -> None:  # noqa: B027
+        """Raise a ``ValueError`` if this penalty does not fit so many blocks in all tensors of a parameter group."""
+
+    def takes_units(self) -> bool:
+        """Whether groups may be units that span several tensors: group penalties with ``dim=0``."""
+        return False
+
     def zero_groups(self, x: Tensor) -> tuple[int, int] | None:
         """Return how many groups of ``x`` are entirely zero and how many there are; ``None`` without groups."""
         return None
@@ -345,6 +366,17 @@ class Elementwise(Penalty):
     separable: ClassVar[bool] = True
     elementwise_step: ClassVar[bool] = True
 
+    def _element_values(self, x: Tensor) -> Tensor:
+        """Return the value of each element."""
+        raise NotImplementedError(f"{type(self).__name__} must define _element_values or _value")
+
+    def _value(self, x: Tensor) -> Tensor:
+        return self._element_values(x).sum()
+
+
+class Shrinkage(Elementwise):
+    """A sum over elements that is even and does not fall as |x| grows: elements are ranked by their magnitude."""
+
 
 class WithDim(Penalty):
     """A penalty whose field ``dim`` names axes, which a tensor must have."""
@@ -370,6 +402,9 @@ class Grouped(WithDim):
         groups = Groups(x, self.dim)
         count = math.prod([x.shape[axis] for axis in indexing_axes(x, self.dim)])
         return int(groups.total(groups.sum(groups.elements != 0) == 0)), count
+
+    def takes_units(self) -> bool:
+        return self.dim == 0
 
     def block_shape(self, x: Tensor) -> tuple[int, ...]:
         if self.separable or not self.sum_over_groups:
@@ -404,6 +439,14 @@ class SumOverGroups(Grouped):
     separable: ClassVar[bool] = False
     elementwise_step: ClassVar[bool] = True
     sum_over_groups: ClassVar[bool] = True
+
+    def _group_values(self, groups: Groups, elements: Tensor) -> Tensor:
+        """Return the value of each group, with ``elements`` in place of those of ``groups``."""
+        raise NotImplementedError(f"{type(self).__name__} must define _group_values or _value")
+
+    def _value(self, x: Tensor) -> Tensor:
+        groups = Groups(x, self.dim)
+        return groups.total(self._group_values(groups, groups.elements))
 
 
 class Constraint(Penalty):

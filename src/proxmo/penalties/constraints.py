@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from proxmo import checks
+from proxmo import checks, shards
 from proxmo.kernels import Kernel, LazyModule
 from proxmo.penalties.axes import Groups, Step
 from proxmo.penalties.base import (
@@ -27,9 +29,18 @@ from proxmo.penalties.base import (
     Grouped,
     NonNegativeFloat,
     SumOverGroups,
+    widen,
 )
 from proxmo.penalties.groups import group_norms
-from proxmo.penalties.selection import mask_of_largest
+from proxmo.penalties.selection import (
+    Ranking,
+    Scope,
+    local_step,
+    mask_of_largest,
+    masks_of_largest,
+    process_groups_of,
+    without_empty,
+)
 from proxmo.penalties.thresholds import LEAST, fit, project_simplex, project_simplex_in_metric, secular_root, widest
 
 compiled_elements = LazyModule("proxmo.penalties.compiled_elements")
@@ -276,6 +287,8 @@ class TopK(GroupConstraint):
     Args:
         k: how many elements may be non-zero, ≥ 0.
         dim: the axes that index the groups; ``None`` for the whole tensor.
+        scope: ``"each"`` counts the elements of each parameter, or with ``dim`` of each group, ``"all"`` those of all
+            parameters of a parameter group together.
 
     >>> TopK(1, dim=0).prox(torch.tensor([[3.0, -4.0], [2.0, 1.0]]), step=1.0)
     tensor([[ 0., -4.],
@@ -284,7 +297,42 @@ class TopK(GroupConstraint):
 
     k: Count
     dim: Dim = None
+    scope: Scope = "each"
     convex: ClassVar[bool] = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if vars(self).get("scope") == "all" and self.dim is not None:
+            raise ValueError(f"TopK: dim must be None with scope='all', got {self.dim!r}")
+
+    @property
+    def joint(self) -> bool:
+        return self.scope == "all"
+
+    def total(self, tensors: Sequence[Tensor]) -> Tensor:
+        if not self.joint or not tensors:
+            return super().total(tensors)
+        nonzeros = sum(x.numel() for x in tensors) - shards.count_zeros(list(tensors))
+        unknown = shards.total_over_shards([shards.local(x).isnan().any() for x in tensors], tensors)
+        return tensors[0].new_tensor(math.inf if nonzeros > self.k or unknown else 0.0)
+
+    def prox_(self, tensors: list[Tensor], step: Step | list[Tensor]) -> None:
+        if not self.joint:
+            super().prox_(tensors, step)
+        elif isinstance(step, (Tensor, list)) or step != 0:
+            points, steps = without_empty(tensors, step)
+            stays = masks_of_largest(list(map(self._ranking, points, steps)), self.k) if points else []
+            for x, one, mask in zip(points, steps, stays, strict=True):
+                local = shards.local(x)
+                mask = mask | local.isnan() | (torch.as_tensor(local_step(one, x)) == 0)
+                local.copy_(torch.where(mask, local, local.new_zeros(())))
+            shards.mark_written(points)
+
+    def _ranking(self, x: Tensor, step: Step) -> Ranking:
+        local = shards.local(widen(x)).abs()
+        steps = local_step(step, x)
+        in_metric = isinstance(steps, Tensor) and steps.dim() > 0
+        return Ranking(local / steps.sqrt() if in_metric else local, process_groups_of(x))  # type: ignore[union-attr]
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         groups = Groups(x, self.dim)
@@ -301,3 +349,56 @@ class TopK(GroupConstraint):
     def _keep_largest(self, groups: Groups, scores: Tensor, out: Tensor | None) -> Tensor:
         stays = mask_of_largest(groups, scores, self.k) | groups.elements.isnan()  # NaN must not go unseen
         return torch.where(groups.onto_tensor(stays), groups.tensor, groups.tensor.new_zeros(()), out=out)
+
+
+@dataclass
+class NM(Constraint):
+    """At most n non-zeros among every m neighbours along the last axis: 2:4 sparsity and its kin.
+
+    prox: in each run of m neighbours keep the n of largest magnitude and set the others to zero. With a step for every
+    element those of largest x_i²/step_i.
+
+    Args:
+        n: how many of the neighbours may be non-zero, ≥ 0.
+        m: how many neighbours there are, ≥ 1; the size of the last axis must be a multiple.
+
+    >>> NM(2, 4).prox(torch.tensor([3.0, -4.0, 1.0, 2.0, 0.1, 0.2, 0.3, 0.0]), step=1.0)
+    tensor([ 3.0000, -4.0000,  0.0000,  0.0000,  0.0000,  0.2000,  0.3000,  0.0000])
+    """
+
+    n: Count
+    m: Annotated[int, partial(checks.count, least=1)]
+    convex: ClassVar[bool] = False
+    separable: ClassVar[bool] = False
+    elementwise_step: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.n > self.m:
+            raise ValueError(f"NM: n must be at most m = {self.m}, got {self.n}")
+
+    def check(self, x: Tensor) -> None:
+        if x.dim() == 0 or x.shape[-1] % self.m:
+            raise ValueError(f"NM: the size of the last axis must be a multiple of m = {self.m}, got {tuple(x.shape)}")
+
+    def acts_on_rows(self, x: Tensor) -> bool:
+        return x.dim() > 1
+
+    def _runs(self, x: Tensor) -> Groups:
+        runs = x.reshape(*x.shape[:-1], -1, self.m)
+        return Groups(runs, tuple(range(runs.dim() - 1)))
+
+    def _inside(self, x: Tensor, slack: float) -> Tensor:
+        groups = self._runs(x)
+        return (groups.sum(groups.elements != 0) <= self.n).all() & ~x.isnan().any()
+
+    def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
+        in_metric = isinstance(step, Tensor) and step.dim() > 0
+        return self._keep_largest(x, x.abs() / step.sqrt() if in_metric else x.abs(), out)  # type: ignore[union-attr]
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        return self._keep_largest(x, x.abs(), out)
+
+    def _keep_largest(self, x: Tensor, scores: Tensor, out: Tensor | None) -> Tensor:
+        groups = self._runs(scores)
+        stays = mask_of_largest(groups, groups.elements, self.n).flatten(-2) | x.isnan()  # NaN must not go unseen
+        return torch.where(stays, x, x.new_zeros(()), out=out)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from proxmo.kernels import Kernel, LazyModule
 from proxmo.penalties.axes import Step
-from proxmo.penalties.base import Elementwise, FloatAboveOne, NonNegativeFloat, PositiveFloat
+from proxmo.penalties.base import FloatAboveOne, NonNegativeFloat, PositiveFloat, Shrinkage
 from proxmo.penalties.thresholds import fit
 
 compiled = LazyModule("proxmo.penalties.compiled_elements")
@@ -51,7 +51,7 @@ def bend(x: Tensor, corner: float, slope: float | Tensor, lowest: float) -> Tens
 
 
 @dataclass
-class L1(Elementwise):
+class L1(Shrinkage):
     """s·Σ|x|: the lasso, which makes elements exactly zero.
 
     prox: sign(x)·max(|x| − t, 0), t = step·s.
@@ -66,8 +66,8 @@ class L1(Elementwise):
     strength: NonNegativeFloat
     convex: ClassVar[bool] = True
 
-    def _value(self, x: Tensor) -> Tensor:
-        return self.strength * x.abs().sum()
+    def _element_values(self, x: Tensor) -> Tensor:
+        return self.strength * x.abs()
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return soft_threshold(x, step * self.strength, out)
@@ -77,7 +77,7 @@ class L1(Elementwise):
 
 
 @dataclass
-class SquaredL2(Elementwise):
+class SquaredL2(Shrinkage):
     """s/2·Σx²: weight decay as a penalty, with an implicit step that is stable for every strength.
 
     prox: x / (1 + t), t = step·s.
@@ -92,8 +92,8 @@ class SquaredL2(Elementwise):
     strength: NonNegativeFloat
     convex: ClassVar[bool] = True
 
-    def _value(self, x: Tensor) -> Tensor:
-        return (x * math.sqrt(self.strength / 2)).square().sum()  # x² alone may overflow where s·x² does not
+    def _element_values(self, x: Tensor) -> Tensor:
+        return (x * math.sqrt(self.strength / 2)).square()  # x² alone may overflow where s·x² does not
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return torch.div(x, 1 + step * self.strength, out=out)
@@ -103,7 +103,7 @@ class SquaredL2(Elementwise):
 
 
 @dataclass
-class ElasticNet(Elementwise):
+class ElasticNet(Shrinkage):
     """l1·Σ|x| + l2/2·Σx²: exact zeros and shrinkage together.
 
     prox: sign(x)·max(|x| − step·l1, 0) / (1 + step·l2).
@@ -120,8 +120,8 @@ class ElasticNet(Elementwise):
     l2: NonNegativeFloat
     convex: ClassVar[bool] = True
 
-    def _value(self, x: Tensor) -> Tensor:
-        return self.l1 * x.abs().sum() + (x * math.sqrt(self.l2 / 2)).square().sum()
+    def _element_values(self, x: Tensor) -> Tensor:
+        return self.l1 * x.abs() + (x * math.sqrt(self.l2 / 2)).square()
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return soft_threshold(x, step * self.l1, out).div_(1 + step * self.l2)
@@ -131,7 +131,7 @@ class ElasticNet(Elementwise):
 
 
 @dataclass
-class Huber(Elementwise):
+class Huber(Shrinkage):
     """s·Σ h(x), h = x²/2 for |x| ≤ δ and δ(|x| − δ/2) beyond: quadratic near zero, linear far away.
 
     prox: x / (1 + t) for |x| ≤ δ(1 + t), x − sign(x)·t·δ beyond; t = step·s.
@@ -148,10 +148,10 @@ class Huber(Elementwise):
     delta: PositiveFloat
     convex: ClassVar[bool] = True
 
-    def _value(self, x: Tensor) -> Tensor:
+    def _element_values(self, x: Tensor) -> Tensor:
         magnitude = x.abs()
         core = magnitude.clamp(max=fit(self.delta, x.dtype))
-        return (self.strength * core * (magnitude - core / 2)).sum()
+        return self.strength * core * (magnitude - core / 2)
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         t = step * self.strength
@@ -163,7 +163,7 @@ class Huber(Elementwise):
 
 
 @dataclass
-class L0(Elementwise):
+class L0(Shrinkage):
     """s·(number of non-zeros): pay for each element that is not zero, however large.
 
     prox: 0 for |x| ≤ √(2t), else x; t = step·s.
@@ -178,8 +178,8 @@ class L0(Elementwise):
     strength: NonNegativeFloat
     convex: ClassVar[bool] = False
 
-    def _value(self, x: Tensor) -> Tensor:
-        return self.strength * (x != 0).sum().to(x.dtype)
+    def _element_values(self, x: Tensor) -> Tensor:
+        return torch.where(x == 0, 0.0, torch.ones_like(x) * self.strength)
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         threshold = fit(math.sqrt(2 * self.strength) * step**0.5, x.dtype)  # so that inf stays above it
@@ -190,7 +190,7 @@ class L0(Elementwise):
 
 
 @dataclass
-class MCP(Elementwise):
+class MCP(Shrinkage):
     """Minimax concave penalty: Σ(s|x| − x²/(2c)) up to |x| = c·s, constant c·s²/2 beyond: spares large weights.
 
     prox for step < c: sign(x)·max(|x| − step·s, 0) / (1 − step/c) for |x| ≤ c·s, else x;
@@ -208,9 +208,9 @@ class MCP(Elementwise):
     concavity: PositiveFloat
     convex: ClassVar[bool] = False
 
-    def _value(self, x: Tensor) -> Tensor:
+    def _element_values(self, x: Tensor) -> Tensor:
         magnitude = x.abs().clamp(max=fit(self.concavity * self.strength, x.dtype))
-        return (magnitude * (self.strength - magnitude / (2 * self.concavity))).sum()
+        return magnitude * (self.strength - magnitude / (2 * self.concavity))
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         threshold, flat_from, corner, slope = self._constants(step)
@@ -230,7 +230,7 @@ class MCP(Elementwise):
 
 
 @dataclass
-class SCAD(Elementwise):
+class SCAD(Shrinkage):
     """Smoothly clipped absolute deviation: slope s up to |x| = s, then falling to 0 at |x| = a·s, constant beyond.
 
     prox, t = step·s: for step < a − 1 soft threshold t for |x| ≤ s(1 + step), ((a−1)x − sign(x)·a·t)/(a − 1 − step) for
@@ -249,12 +249,12 @@ class SCAD(Elementwise):
     concavity: FloatAboveOne = 3.7
     convex: ClassVar[bool] = False
 
-    def _value(self, x: Tensor) -> Tensor:
+    def _element_values(self, x: Tensor) -> Tensor:
         s, a = self.strength, self.concavity
         magnitude = x.abs()
         rising = magnitude.clamp(max=fit(s, x.dtype))
         bending = (magnitude.clamp(max=fit(a * s, x.dtype)) - s).relu()
-        return (s * rising + bending * (s - bending / (2 * (a - 1)))).sum()
+        return s * rising + bending * (s - bending / (2 * (a - 1)))
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         t, soft_until, flat_from, corner, slope, s = self._constants(step)
@@ -274,7 +274,7 @@ class SCAD(Elementwise):
 
 
 @dataclass
-class LHalf(Elementwise):
+class LHalf(Shrinkage):
     """s·Σ√|x|: between ℓ0 and ℓ1, sparser than ℓ1 and with a closed prox.
 
     prox: 0 for |x| ≤ θ = (54^⅓/4)·(2t)^⅔, else ⅔·x·(1 + cos(2π/3 − ⅔·arccos((θ/|x|)^1.5/√2)));
@@ -290,9 +290,9 @@ class LHalf(Elementwise):
     strength: NonNegativeFloat
     convex: ClassVar[bool] = False
 
-    def _value(self, x: Tensor) -> Tensor:
+    def _element_values(self, x: Tensor) -> Tensor:
         zero = x == 0  # where the slope is infinite; autograd then gives 0, a subgradient
-        return self.strength * torch.where(zero, 0.0, torch.where(zero, 1.0, x.abs()).sqrt()).sum()
+        return torch.where(zero, 0.0, self.strength * torch.where(zero, 1.0, x.abs()).sqrt())
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         threshold = fit(self._threshold(step), x.dtype)

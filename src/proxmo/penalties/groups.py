@@ -93,9 +93,8 @@ class GroupL2(SumOverGroups):
     dim: Dim = 0
     convex: ClassVar[bool] = True
 
-    def _value(self, x: Tensor) -> Tensor:
-        groups = Groups(x, self.dim)
-        return self.strength * groups.total(group_norms(groups, groups.elements))
+    def _group_values(self, groups: Groups, elements: Tensor) -> Tensor:
+        return self.strength * group_norms(groups, elements)
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
@@ -125,9 +124,8 @@ class GroupLInf(SumOverGroups):
     dim: Dim = 0
     convex: ClassVar[bool] = True
 
-    def _value(self, x: Tensor) -> Tensor:
-        groups = Groups(x, self.dim)
-        return self.strength * groups.total(groups.amax(groups.elements.abs()))
+    def _group_values(self, groups: Groups, elements: Tensor) -> Tensor:
+        return self.strength * groups.amax(elements.abs())
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
@@ -172,10 +170,8 @@ class SparseGroup(SumOverGroups):
     dim: Dim = 0
     convex: ClassVar[bool] = True
 
-    def _value(self, x: Tensor) -> Tensor:
-        groups = Groups(x, self.dim)
-        norms = group_norms(groups, groups.elements)
-        return groups.total(self.l1 * groups.sum(groups.elements.abs()) + self.group * norms)
+    def _group_values(self, groups: Groups, elements: Tensor) -> Tensor:
+        return self.l1 * groups.sum(elements.abs()) + self.group * group_norms(groups, elements)
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)

@@ -1,0 +1,181 @@
+"""Targets: a schedule that trims penalties down to the share of weights or units that you want to keep."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxmo import checks
+from proxmo.optim.base import ProxOptimizer
+from proxmo.optim.options import Group, is_frozen
+from proxmo.optim.units import seen_by_penalty, units_of
+from proxmo.penalties.trimmed import Trimmed, check_keep
+
+WINDOW = 0.1  # share of the ramp in which a block vanishes once it is no longer kept
+UPDATES = 200  # how often the strength is set during the ramp: it looks at all weights
+HOLD = 1e10  # a strength at which nothing that is not kept survives a step
+
+
+class KeepScheduler:
+    r"""Lower ``keep`` of all trimmed penalties from 1 to a target, so that the target is met when the ramp ends.
+
+    .. math::
+        \mathrm{keep}_k = \mathrm{keep} + (1 - \mathrm{keep})\,(1 - p_k)^3, \qquad
+        p_k = \frac{k - \mathrm{start}\cdot\mathrm{horizon}}{(\mathrm{end} - \mathrm{start})\cdot\mathrm{horizon}}
+        \text{ cut to } [0, 1]
+
+    It also sets the strength, so that there is none to choose: during the ramp the largest block that has to go
+    vanishes within a tenth of the ramp, or what remains of it; afterwards exactly ``keep`` blocks are left, unshrunk,
+    and training goes on with them. Call ``step()`` after each ``optimizer.step()``, besides any lr scheduler. If in the
+    end more blocks are left than asked for, it warns and says why.
+
+    Args:
+        optimizer: an optimizer of proxmo with a `Trimmed` penalty in at least one parameter group.
+        keep: the target for each of them: a share of the blocks in (0, 1] as a float, or a count as an integer.
+        horizon: how many steps the run has.
+        start: where the ramp starts, as a share of the horizon.
+        end: where it ends; the rest of the horizon recovers what the last cuts cost.
+        tune_strength: set the strengths of `L1`, `GroupL2` and `GroupLInf`; ``False`` leaves those of the penalties.
+
+    >>> import torch, proxmo
+    >>> x = torch.tensor([0.1, 2.0, 0.2, 1.0], requires_grad=True)
+    >>> optimizer = proxmo.ProxSGD([x], lr=0.1, penalty=proxmo.Trimmed(proxmo.L1(0.0), keep=1.0))
+    >>> scheduler = KeepScheduler(optimizer, keep=0.5, horizon=20)
+    >>> for _ in range(20):
+    ...     x.grad = torch.zeros(4)
+    ...     optimizer.step()
+    ...     scheduler.step()
+    >>> x.detach()
+    tensor([0., 2., 0., 1.])
+    """
+
+    def __init__(
+        self,
+        optimizer: ProxOptimizer,
+        keep: float | int,
+        horizon: int,
+        *,
+        start: float = 0.05,
+        end: float = 0.5,
+        tune_strength: bool = True,
+    ) -> None:
+        keep, horizon = check_keep("keep", keep), checks.count("horizon", horizon, least=1)
+        start, end = checks.nonnegative("start", start), checks.nonnegative("end", end)
+        if not start < end <= 1:
+            raise ValueError(f"start and end must satisfy 0 <= start < end <= 1, got start={start} and end={end}")
+        self.optimizer = optimizer
+        self._penalties = _trimmed_penalties(optimizer)
+        for penalty in self._penalties:
+            self._check_penalty(penalty, keep, tune_strength)
+        self._keep, self._horizon, self._tune = keep, horizon, tune_strength
+        self._first = round(start * horizon)
+        self._last = max(round(end * horizon), self._first + 1)
+        self._strengths = [0.0] * len(self._penalties)
+        self.last_step = 0
+        self._set()
+
+    def step(self) -> None:
+        """Set ``keep`` and the strengths for the next step."""
+        self.last_step += 1
+        self._set()
+        met_from = self._last + 1 if self._tune else self._horizon
+        if self.last_step == met_from:
+            self._warn_if_missed()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the step and the strengths, as plain data."""
+        return {"last_step": self.last_step, "strengths": list(self._strengths)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a state that `state_dict` returned; load that of the optimizer first."""
+        if len(state["strengths"]) != len(self._penalties):
+            raise ValueError(
+                f"cannot load the state of a scheduler for {len(state['strengths'])} trimmed penalties into one for "
+                f"{len(self._penalties)}"
+            )
+        self.last_step, self._strengths = state["last_step"], list(state["strengths"])
+        self._set(tune=False)
+
+    def _check_penalty(self, penalty: Trimmed, keep: float | int, tune_strength: bool) -> None:
+        blocks = min(penalty.count_blocks(_tensors(group)) for group in self._groups(penalty))
+        if isinstance(keep, int) and keep > blocks:
+            raise ValueError(f"keep must be at most the number of elements or groups, {blocks}, got {keep}")
+        if tune_strength and not penalty.knows_thresholds:
+            raise ValueError(
+                f"tune_strength knows the strengths of L1, GroupL2 and GroupLInf, got {penalty.penalty}; with "
+                "tune_strength=False the penalty keeps its own"
+            )
+
+    def _groups(self, penalty: Trimmed) -> list[Group]:
+        return [group for group in self.optimizer.param_groups if group["penalty"] is penalty]
+
+    def _set(self, *, tune: bool = True) -> None:
+        progress = min(max((self.last_step - self._first) / (self._last - self._first), 0.0), 1.0)
+        for index, penalty in enumerate(self._penalties):
+            if progress == 1:
+                penalty.keep = self._keep
+            else:
+                share = self._target_share(penalty)
+                penalty.keep = share + (1 - share) * (1 - progress) ** 3
+            if self._tune:
+                if tune:
+                    self._strengths[index] = self._tuned_strength(penalty, self._strengths[index])
+                penalty.penalty.strength = self._strengths[index]
+
+    def _target_share(self, penalty: Trimmed) -> float:
+        if isinstance(self._keep, float):
+            return self._keep
+        return self._keep / max(penalty.count_blocks(_tensors(group)) for group in self._groups(penalty))
+
+    def _tuned_strength(self, penalty: Trimmed, strength: float) -> float:
+        """Return the strength for the next step, at least the present one."""
+        remaining, ramp = self._last - self.last_step, self._last - self._first
+        if remaining <= 0:
+            return HOLD
+        if self.last_step < self._first or (self.last_step - self._first) % max(1, ramp // UPDATES):
+            return strength
+        steps = min(max(1, round(WINDOW * ramp)), remaining)
+        for group in self._groups(penalty):
+            lr = float(group["lr"])
+            if lr > 0:
+                strength = max(strength, penalty.largest_threshold(_tensors(group), lr) / (lr * steps))
+        return strength
+
+    def _warn_if_missed(self) -> None:
+        for penalty in self._penalties:
+            for group in self._groups(penalty):
+                tensors = _tensors(group)
+                left, wanted = penalty.count_nonzero(tensors), penalty.count_spared(tensors)
+                if left > wanted:
+                    warnings.warn(_explain(penalty, group, left, wanted, self._tune), stacklevel=3)
+
+
+def _trimmed_penalties(optimizer: ProxOptimizer) -> list[Trimmed]:
+    found = {id(p): p for group in optimizer.param_groups if isinstance(p := group["penalty"], Trimmed)}
+    if not found:
+        raise ValueError(
+            "optimizer must have a Trimmed penalty in one of its parameter groups, such as "
+            "Trimmed(L1(0.01), keep=0.1), got none"
+        )
+    return list(found.values())
+
+
+@torch.no_grad()
+def _tensors(group: Group) -> list[Tensor]:
+    """Return what the penalty of a group ranks: trained parameters, or matrices with units as rows."""
+    params = [p for p in group["params"] if not is_frozen(p)]
+    return [x.detach() for x in seen_by_penalty(units_of(group, params), params)]
+
+
+def _explain(penalty: Trimmed, group: Group, left: int, wanted: int, tuned: bool) -> str:
+    message = f"{left} blocks of {penalty} are not zero, {wanted} were to be kept"
+    if float(group["lr"]) == 0:
+        return f"{message}: lr is 0, so that the prox changes nothing"
+    if any(p.grad is None for p in group["params"] if not is_frozen(p)):
+        return f"{message}: some parameters got no gradient, and a step leaves these alone"
+    if not tuned:
+        return f"{message}: its strength is too small for lr and horizon; increase it, or set tune_strength=True"
+    return f"{message}: they were changed after the last step"
