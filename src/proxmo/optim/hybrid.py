@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo.optim.base import use_foreach
-from proxmo.optim.closure import all_params
+from proxmo.optim.closure import all_params, require_gradients
 from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate
 from proxmo.optim.options import Group, Options
 from proxmo.optim.recursive import RecursiveOptimizer, check_weight
@@ -96,6 +96,7 @@ class ProxHybridSGD(RecursiveOptimizer):
         plain: dict[Tensor, Tensor | None] = {}
         if any(map(self._started, params)):
             evaluate("other", other, params)
+            require_gradients(params, "other")
             plain = dict(zip(params, copies_of_gradients(params), strict=True))
         sample = self._sample(closure)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proxmo import checks, shards
 from proxmo.optim.base import use_foreach
-from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of
+from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of, require_gradients
 from proxmo.optim.evaluation import Closure, Sample
 from proxmo.optim.options import Group
 
@@ -37,6 +37,7 @@ class RecursiveOptimizer(ClosureOptimizer):
         """Evaluate the closure at x_k and check the gradients."""
         sample = Sample("closure", closure, all_params(self))
         self._check_step()
+        require_gradients(all_params(self))
         return sample
 
     def _look_back(self, sample: Sample) -> dict[Tensor, Tensor]:
