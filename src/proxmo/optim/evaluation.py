@@ -47,7 +47,7 @@ class Sample:
     def __init__(self, name: str, closure: Closure, params: list[Tensor]) -> None:
         self._name, self._closure, self._params = name, closure, params
         self._random = _random_states(params)
-        self.loss = evaluate(name, closure, params)
+        self.loss: float = evaluate(name, closure, params)
 
     def gradients_at(self, points: list[Tensor]) -> list[Tensor | None]:
         """Return the gradients with the parameters at ``points``; leave everything else as it was."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from proxmo.optim.closure import all_params, asks_for_state, refuse_nonfinite
 from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate, traces_of_modules
@@ -16,9 +17,6 @@ from proxmo.optim.inner import Block, InnerReport, InnerSGD, Subproblem
 from proxmo.optim.momentum import Initial, PolyakMomentum
 from proxmo.optim.options import Group, Options
 from proxmo.secants import square
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class InexactProxSGD(PolyakMomentum):
