@@ -119,6 +119,17 @@ def test_gradients_of_other_parameters_are_unchanged() -> None:
     assert net.bias.grad.item() == 1
 
 
+def test_gradients_of_other_parameters_that_modules_share_are_unchanged() -> None:
+    net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1))
+    tied = nn.Sequential(net, nn.Linear(1, 1, bias=False))
+    tied[1].weight = net[0].weight
+    sample = Sample("closure", lambda: tied(torch.ones(1, 1)).sum().backward(), [net[1].weight])
+    assert net[0].weight.grad is not None
+    before = net[0].weight.grad.clone()
+    sample.gradients_at([torch.zeros(1, 1)])
+    assert torch.equal(net[0].weight.grad, before)
+
+
 def test_compiled_modules_are_not_recompiled() -> None:
     torch.compiler.reset()
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 import proxmo
+from optim.stateful_model import same_bits
 
 
 def point() -> Parameter:
@@ -167,10 +168,24 @@ def test_auto_refuses_rates_and_schedulers() -> None:
         optimizer.step(quadratic(x))
 
 
-def test_closure_without_backward_is_refused() -> None:
-    optimizer = proxmo.AutoProxSGD([point()])
-    with pytest.raises(RuntimeError, match="closure must call backward, got no gradient for any parameter"):
-        optimizer.step(lambda: 1.0)
+NEED_CLOSURES = [proxmo.AutoProxSGD, proxmo.ProxSTORM, proxmo.ProxSpiderBoost, proxmo.ProxHybridSGD]
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+@pytest.mark.parametrize("make", NEED_CLOSURES)
+def test_closure_without_backward_is_refused(make: Any, steps_before: int) -> None:
+    x = point()
+    optimizer = make([x])
+    closures = [quadratic(x)] * (2 if make is proxmo.ProxHybridSGD else 1)
+    for _ in range(steps_before):
+        optimizer.step(*closures)
+    before = copy.deepcopy((x.detach(), optimizer.state_dict()))
+    for forgetful in range(len(closures) if steps_before else 1):  # the first step calls only one closure
+        given = [(lambda: 1.0) if i == forgetful else closure for i, closure in enumerate(closures)]
+        name = ["closure", "other"][forgetful]
+        with pytest.raises(RuntimeError, match=f"{name} must call backward, got no gradient for any parameter"):
+            optimizer.step(*given)
+        assert same_bits((x, optimizer.state_dict()), before)
 
 
 def test_report_of_the_inner_solver_survives_copies() -> None:

@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 import proxmo
 from optim.smooth_problem import DOUBLE, noisy_f, smooth_psi, start
+from optim.stateful_model import same_bits
 from proxmo import InexactProxSGD, InnerSGD
 
 
@@ -193,6 +194,18 @@ def test_distributed_checkpoint_of_a_fresh_optimizer_moves_nothing() -> None:
     for key, value in net.state_dict().items():
         assert torch.equal(value, before[key])
     set_optimizer_state_dict(net, optimizer, state)
+
+
+def test_failed_first_step_after_a_distributed_checkpoint_changes_nothing() -> None:
+    x = start()
+    optimizer = InexactProxSGD([x], lr=0.0, inner=InnerSGD(5, lr=0.05))
+    x.grad = torch.zeros_like(x)
+    optimizer.step()  # as distributed checkpoints ask for the state
+    optimizer.param_groups[0]["lr"] = 0.1
+    before = copy.deepcopy((x.detach(), optimizer.state_dict()))
+    with pytest.raises(TypeError, match="psi_closure must be a function"):
+        optimizer.step(noisy_f(x, 0), 3)  # type: ignore[arg-type]
+    assert same_bits((x, optimizer.state_dict()), before)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class Run(RuleBasedStateMachine):
 
     @abstractmethod
     def closure_calls(self) -> int:
-        """Return how often the next step calls its closure."""
+        """Return how often the next step calls its closure, if only frozen parameters get no gradient."""
 
     @abstractmethod
     def gradients_used(self, tracked: Tracked, sample: Sample, index: int) -> list[Tensor | None]:
@@ -337,23 +337,27 @@ class Run(RuleBasedStateMachine):
     # Checks of a step
 
     def step(self, sample: Sample, *, closure: bool) -> None:
-        before = self.snapshot() if sample.bad is not None else None
-        refusal = None
+        before, refusal = self.snapshot(), None
         try:
             self.call(sample, closure=closure)
-        except FloatingPointError as error:
+        except (FloatingPointError, RuntimeError) as error:
             refusal = error
         for tracked, gradient in zip(self.tracked, sample.gradients[0], strict=True):
             assert (tracked.param.grad is None) == (gradient is None)
             assert gradient is None or same_bits(tracked.param.grad, gradient)
         self.record_gradients()
-        option = self.strictest_option(sample)
-        assert (refusal is not None) == (option == "raise")
-        if option in ("raise", "skip"):
+        assert repr(refusal) == repr(self.expected_refusal(sample))
+        if refusal is not None or self.strictest_option(sample) == "skip":
             assert same_bits(self.snapshot(), before)
         else:
             type(self).steps_taken += 1
             self.check_step(sample)
+
+    def expected_refusal(self, sample: Sample) -> Exception | None:
+        """Return the error with which the optimizer must refuse the step, if it must."""
+        if self.strictest_option(sample) != "raise":
+            return None
+        return FloatingPointError("a gradient is not finite; parameters and state are as they were")
 
     def strictest_option(self, sample: Sample) -> str:
         """Return the strictest ``nonfinite`` of the groups that have a bad gradient."""
@@ -491,7 +495,13 @@ class STORMRun(Run):
         assert len(sample.points) == calls
 
     def closure_calls(self) -> int:
-        return 2 if any(map(self.started, self.tracked)) else 1
+        gives_gradients = any(tracked.param.requires_grad for tracked in self.tracked)
+        return 2 if gives_gradients and any(map(self.started, self.tracked)) else 1
+
+    def expected_refusal(self, sample: Sample) -> Exception | None:
+        if all(gradient is None for gradient in sample.gradients[0]):
+            return RuntimeError("closure must call backward, got no gradient for any parameter of the optimizer")
+        return super().expected_refusal(sample)
 
     def started(self, tracked: Tracked) -> bool:
         return bool(tracked.state) and bool(tracked.state["step"] > 0)

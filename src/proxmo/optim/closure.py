@@ -44,10 +44,10 @@ def asks_for_state(optimizer: ProxOptimizer) -> bool:
     return bool(gradients) and square(gradients) == 0 and all(float(g["lr"]) == 0 for g in optimizer.param_groups)
 
 
-def require_gradients(params: list[Tensor]) -> None:
+def require_gradients(params: list[Tensor], name: str = "closure") -> None:
     """Raise if no parameter got a gradient: the closure did not call ``backward``, or on something else."""
     if not any(p.grad is not None for p in params):
-        raise RuntimeError("closure must call backward, got no gradient for any parameter of the optimizer")
+        raise RuntimeError(f"{name} must call backward, got no gradient for any parameter of the optimizer")
 
 
 def gradient_of(p: Tensor) -> Tensor:

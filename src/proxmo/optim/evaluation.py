@@ -32,45 +32,31 @@ class Sample:
     """A closure evaluated at the present point, which can be evaluated at other points on the same sample.
 
     The same sample includes the random numbers of torch: dropout drops the same units.
-
-    >>> x = torch.tensor([3.0], requires_grad=True)
-    >>> def closure():
-    ...     loss = (torch.rand(()) * x).square().sum()
-    ...     loss.backward()
-    ...     return loss
-    >>> sample = Sample("closure", closure, [x])
-    >>> there, = sample.gradients_at([torch.tensor([6.0])])
-    >>> torch.equal(there, 2 * x.grad), x.item()
-    (True, 3.0)
     """
 
     def __init__(self, name: str, closure: Closure, params: list[Tensor]) -> None:
         self._name, self._closure, self._params = name, closure, params
         self._random = _random_states(params)
-        self.loss = evaluate(name, closure, params)
+        self.loss: float = evaluate(name, closure, params)
 
+    @torch.no_grad()
     def gradients_at(self, points: list[Tensor]) -> list[Tensor | None]:
         """Return the gradients with the parameters at ``points``; leave everything else as it was."""
-        here = [p.detach().clone() for p in self._params]
-        gradients = copies_of_gradients(self._params)
+        here, gradients = [p.detach().clone() for p in self._params], copies_of_gradients(self._params)
         after = _random_states(self._params)
-        try:
-            with torch.no_grad():
+        with traces_of_modules(self._params) as traces:
+            try:
                 for p, point in zip(self._params, points, strict=True):
                     p.copy_(point)
-            _set_random_states(self._random)
-            with traces_of_modules(self._params) as traces:
-                try:
-                    evaluate(self._name, self._closure, self._params)
-                finally:
-                    traces.restore_buffers()
-            return [p.grad for p in self._params]
-        finally:
-            _set_random_states(after)
-            with torch.no_grad():
+                _set_random_states(self._random)
+                evaluate(self._name, self._closure, self._params)
+                return [p.grad for p in self._params]
+            finally:
                 for p, x, gradient in zip(self._params, here, gradients, strict=True):
                     p.copy_(x)
                     p.grad = gradient
+                _set_random_states(after)
+                traces.restore_buffers()
 
 
 def copies_of_gradients(params: list[Tensor]) -> list[Tensor | None]:
@@ -85,21 +71,20 @@ class Traces:
         self._ours = None if ours is None else set(ours)
         self._modules: set[nn.Module] = set()
         self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
-        self._gradients: list[tuple[Tensor, Tensor | None]] = []
+        self.gradients: dict[Tensor, Tensor | None] = {}
 
     def keep(self, module: nn.Module) -> None:
         """Remember a module and its submodules, unless they are known already."""
-        if module in self._modules:
+        if module in self._modules:  # fast path: submodules are called too
             return
-        for part in module.modules():
-            if part not in self._modules:
-                self._modules.add(part)
-                for name, buffer in part.named_buffers(recurse=False):
-                    self._buffers.append((part, name, buffer, buffer.clone()))
-                for p in part.parameters(recurse=False):
-                    if self._ours is not None and p not in self._ours:
-                        self._gradients.append((p, p.grad))
-                        p.grad = None
+        for part in set(module.modules()) - self._modules:
+            self._modules.add(part)
+            for name, buffer in part.named_buffers(recurse=False):
+                self._buffers.append((part, name, buffer, buffer.clone()))
+            for p in part.parameters(recurse=False):
+                if self._ours is not None and p not in self._ours:
+                    self.gradients.setdefault(p, p.grad)  # modules may share it
+                    p.grad = None
 
     @torch.no_grad()
     def restore_buffers(self) -> None:
@@ -109,11 +94,6 @@ class Traces:
                 buffer.copy_(value)
             if getattr(part, name) is not buffer:
                 setattr(part, name, buffer)
-
-    def restore_gradients(self) -> None:
-        """Restore the gradients of other parameters."""
-        for p, gradient in self._gradients:
-            p.grad = gradient
 
 
 @contextmanager
@@ -145,7 +125,8 @@ def traces_of_modules(ours: list[Tensor] | None = None) -> Iterator[Traces]:
         yield traces
     finally:
         nn.Module.__call__ = call  # type: ignore[method-assign]
-        traces.restore_gradients()
+        for p, gradient in traces.gradients.items():
+            p.grad = gradient
 
 
 def _is_expanded(tensor: Tensor) -> bool:

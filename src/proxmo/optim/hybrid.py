@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
-from proxmo.optim.base import use_foreach
-from proxmo.optim.closure import all_params
+from proxmo.optim.closure import all_params, require_gradients
 from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate
 from proxmo.optim.options import Group, Options
-from proxmo.optim.recursive import RecursiveOptimizer, check_weight
+from proxmo.optim.recursive import RecursiveOptimizer, check_weight, gradient_or_zero
 from proxmo.penalties.base import Penalty
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class ProxHybridSGD(RecursiveOptimizer):
@@ -75,8 +70,8 @@ class ProxHybridSGD(RecursiveOptimizer):
     def step(self, closure: Closure | None = None, other: Closure | None = None) -> float | None:  # type: ignore[override]
         """Evaluate one closure here and at the point before, the other here, and take a step.
 
-        If a closure raises, at either point, parameters and state are as they were. The evaluation at the point before
-        leaves no trace in running statistics or random numbers, and ``.grad`` keeps the gradient of ``closure`` here.
+        As for `ProxSTORM`, a closure that raises leaves parameters and state as they were, the evaluation at the point
+        before leaves no trace, and ``.grad`` keeps the gradient of ``closure`` here.
 
         Args:
             closure: evaluates the loss on the sample ξ at the parameters as they are, calls ``backward`` and returns
@@ -93,27 +88,17 @@ class ProxHybridSGD(RecursiveOptimizer):
             )
         self._check_groups()
         params = all_params(self)
-        plain: dict[Tensor, Tensor | None] = {}
+        plain: dict[Tensor, Tensor] = {}
         if any(map(self._started, params)):
             evaluate("other", other, params)
-            plain = dict(zip(params, copies_of_gradients(params), strict=True))
-        sample = self._sample(closure)
+            require_gradients(params, "other")
+            plain = {p: gradient_or_zero(p, g) for p, g in zip(params, copies_of_gradients(params), strict=True)}
+        return self._step_on(closure, plain)
 
-        def update(group: Group, params: list[Tensor], old: list[Tensor]) -> None:
-            estimates = self._carry(group, params, old)
-            gradients = [plain[p] for p in params]
-            known = [torch.zeros_like(e) if g is None else g for e, g in zip(estimates, gradients, strict=True)]
-            if use_foreach(group["foreach"], estimates):
-                torch._foreach_lerp_(estimates, known, 1 - group["momentum"])
-            else:
-                for estimate, gradient in zip(estimates, known, strict=True):
-                    estimate.lerp_(gradient, 1 - group["momentum"])
-
-        old = self._look_back(sample)
-        if self._admits_gradients(old, plain):
-            self._advance(old, update)
-        loss: float = sample.loss
-        return loss
+    def _update(self, group: Group, p: Tensor, old: Tensor, plain: Tensor | None) -> None:
+        super()._update(group, p, old, plain)
+        assert plain is not None
+        self.state[p]["estimate"].lerp_(plain, 1 - group["momentum"])
 
     def _take_step(self) -> None:
         super()._take_step()

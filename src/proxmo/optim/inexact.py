@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from proxmo.optim.closure import all_params, asks_for_state, refuse_nonfinite
 from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate, traces_of_modules
@@ -16,9 +18,6 @@ from proxmo.optim.inner import Block, InnerReport, InnerSGD, Subproblem
 from proxmo.optim.momentum import Initial, PolyakMomentum
 from proxmo.optim.options import Group, Options
 from proxmo.secants import square
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class InexactProxSGD(PolyakMomentum):
@@ -96,31 +95,26 @@ class InexactProxSGD(PolyakMomentum):
                 ``None`` if it evaluates ψ on a sample, since values of different samples do not compare. All ranks
                 must return the same value, or ``None``.
         """
-        if closure is None and psi_closure is None:
-            self._step_without_closures()
+        if closure is None and psi_closure is None and asks_for_state(self):
+            for group in self.param_groups:
+                self._directions(group, [p for p in group["params"] if p.grad is not None])
             return None
-        if psi_closure is None or closure is None:
-            missing = "psi_closure" if psi_closure is None else "closure"
-            raise TypeError(f"InexactProxSGD.step needs closures for f and for ψ, got None for {missing}")
+        if closure is None or psi_closure is None:
+            missing = [name for name, f in (("closure", closure), ("psi_closure", psi_closure)) if f is None]
+            raise TypeError(f"InexactProxSGD.step needs closures for f and for ψ, got None for {' and '.join(missing)}")
         self._check_groups()
         params = all_params(self)
-        with traces_of_modules() as traces:
-            undo = self._snapshot(params)
+        with self._all_or_nothing(params):
+            loss: float = evaluate("closure", closure, params)
+            self._check_step()
+            if not math.isfinite(square([p.grad for p in params if p.grad is not None])):
+                raise FloatingPointError("the gradient of f is not finite; parameters and state are as they were")
+            gradients = copies_of_gradients(params)
             try:
-                loss: float = evaluate("closure", closure, params)
-                self._check_step()
-                gradients = copies_of_gradients(params)
-                if not math.isfinite(square([g for g in gradients if g is not None])):
-                    raise FloatingPointError("the gradient of f is not finite; parameters and state are as they were")
-                try:
-                    self._solve(psi_closure, params)
-                finally:
-                    for p, gradient in zip(params, gradients, strict=True):
-                        p.grad = gradient
-            except BaseException:
-                undo()
-                traces.restore_buffers()
-                raise
+                self._solve(psi_closure, params)
+            finally:
+                for p, gradient in zip(params, gradients, strict=True):
+                    p.grad = gradient
         return loss
 
     @torch.no_grad()
@@ -136,11 +130,8 @@ class InexactProxSGD(PolyakMomentum):
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             directions = self._directions(group, trained)
             if float(group["lr"]) > 0:  # otherwise M is infinite, and the parameters stay
-                sign = -1 if group["maximize"] else 1
-                blocks += [
-                    Block(p, direction * sign, 1 / float(group["lr"]))
-                    for p, direction in zip(trained, directions, strict=True)
-                ]
+                M, sign = 1 / float(group["lr"]), -1 if group["maximize"] else 1
+                blocks += [Block(p, sign * direction, M) for p, direction in zip(trained, directions, strict=True)]
         if not blocks:
             self.report = None
             return
@@ -154,28 +145,23 @@ class InexactProxSGD(PolyakMomentum):
             group["psi_evaluations"] += subproblem.evaluations
             group["fallbacks"] += report.fell_back
 
-    def _snapshot(self, params: list[Tensor]) -> Callable[[], None]:
-        """Return a function that restores parameters and averages."""
+    @contextmanager
+    def _all_or_nothing(self, params: list[Tensor]) -> Iterator[None]:
+        """Restore parameters, state and buffers of modules after an error inside."""
         points = [p.detach().clone() for p in params]
-        averages = {p: self.state[p]["momentum_buffer"].clone() for p in params if self.state.get(p)}
+        state = {p: {name: t.clone() for name, t in kept.items()} for p, kept in self.state.items()}
         unstarted = set(self._unstarted)
-
-        def undo() -> None:
-            for p, point in zip(params, points, strict=True):
-                p.copy_(point)
-                if p in averages:
-                    self.state[p]["momentum_buffer"] = averages[p]
-                else:
-                    self.state.pop(p, None)
-            self._unstarted = unstarted
-
-        return undo
-
-    def _step_without_closures(self) -> None:
-        if not asks_for_state(self):
-            raise TypeError("InexactProxSGD.step needs closures for f and for ψ, got None")
-        for group in self.param_groups:
-            self._directions(group, [p for p in group["params"] if p.grad is not None])
+        with traces_of_modules() as traces:
+            try:
+                yield
+            except BaseException:
+                for p, point in zip(params, points, strict=True):
+                    p.copy_(point)
+                self.state.clear()
+                self.state.update(state)
+                self._unstarted = unstarted
+                traces.restore_buffers()
+                raise
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)

@@ -31,7 +31,9 @@ class InnerReport(NamedTuple):
 
 
 class Block:
-    """A parameter in the subproblem: its start and present point, its direction, and its M."""
+    """A parameter in the subproblem: its start x_k and present point, its direction and M, and its part of ∇Ω."""
+
+    gradient: Tensor
 
     def __init__(self, param: Tensor, direction: Tensor, M: float) -> None:
         self.param, self.direction, self.M = param, widen(direction), M
@@ -39,91 +41,56 @@ class Block:
         self.point = widen(param.detach())
         self.start = self.point.clone()
 
-    def displacement(self) -> Tensor:
-        """Return x − x_k."""
-        return self.point - self.start
-
-    def descend(self, gradient: Tensor, lr: float) -> None:
-        """Set x ← x − lr·gradient, with lr at most 1/M, the step to the minimum of (M/2)·‖x − x_k‖² alone."""
-        self.point.sub_(gradient, alpha=min(lr, 1 / self.M))
-        self._round()
-
-    def return_to_start(self) -> None:
-        """Set x ← x_k."""
-        self.point.copy_(self.start)
-        self._round()
-
-    def _round(self) -> None:
+    def move_to(self, point: Tensor) -> None:
+        """Set x ← point."""
+        self.point.copy_(point)
         if self.point.dtype != self.param.dtype:  # otherwise they share their memory
             self.param.copy_(self.point)
 
 
-class Evaluation(NamedTuple):
-    """The subproblem at one point: ∇Ω, ‖∇Ω‖², (M²/16)·‖x − x_k‖², ψ, and Ω − ψ − <m, x_k>."""
-
-    gradients: list[Tensor]
-    gradient_norm: float
-    moved: float
-    psi: float | None
-    rest: float
-
-    def is_worse_than(self, other: Evaluation, rounding: float) -> bool:
-        """Whether Ω is larger here by more than the rounding of ψ; ``False`` if values of ψ are not known."""
-        if self.psi is None or other.psi is None:
-            return False
-        return self.psi - other.psi + self.rest - other.rest > rounding * (abs(self.psi) + abs(other.psi))
-
-
 class Subproblem:
-    """Ω(x) = <m, x> + ψ(x) + (M/2)·‖x − x_k‖², with x the parameters as they are.
+    """Ω(x) = <m, x> + ψ(x) + (M/2)·‖x − x_k‖², with x the parameters as they are; evaluate it at x_k first.
 
-    Args:
-        psi_closure: evaluates ψ.
-        blocks: the parameters that may move.
-        params: all parameters of the optimizer.
+    ``blocks`` are the parameters that may move, ``params`` all of the optimizer.
     """
 
     def __init__(self, psi_closure: Closure, blocks: list[Block], params: list[Tensor]) -> None:
-        self.evaluations = 0
-        self.rounding = 8 * max(torch.finfo(b.point.dtype).eps for b in blocks)
-        self._closure, self._blocks, self._params = psi_closure, blocks, params
+        self.blocks, self.evaluations = blocks, 0
+        self._closure, self._params = psi_closure, params
+        self._psi_at_start: float | None = None
 
-    def evaluate(self) -> Evaluation:
-        """Evaluate the subproblem at the present point."""
+    def evaluate(self, S: float) -> InnerReport:
+        """Set the gradients of the blocks, and report on the present point; ``fell_back`` says whether Ω has grown."""
         returned = evaluate("psi_closure", self._closure, self._params)
-        self.evaluations += 1
         psi = None if returned is None else float(torch.as_tensor(returned).detach())
-        gradients: list[Tensor] = []
-        moved = rest = 0.0
-        for block in self._blocks:
-            way = block.displacement()
-            gradient = torch.add(block.direction, way, alpha=block.M)
-            gradients.append(gradient if block.param.grad is None else gradient.add_(block.param.grad))
+        if self.evaluations == 0:
+            self._psi_at_start = psi
+        self.evaluations += 1
+        moved = change = 0.0  # (M²/16)·‖x − x_k‖², and the change of Ω − ψ
+        for block in self.blocks:
+            way = block.point - block.start
+            block.gradient = torch.add(block.direction, way, alpha=block.M)
+            if block.param.grad is not None:
+                block.gradient.add_(block.param.grad)
             length = square([way])
             moved += block.M**2 / 16 * length
-            rest += shards.inner_product([way], [block.direction]) + block.M / 2 * length
-        norm = square(gradients)
+            change += shards.inner_product([way], [block.direction]) + block.M / 2 * length
+        norm, bound = square([block.gradient for block in self.blocks]), moved + S
         bad = not (math.isfinite(norm) and math.isfinite(psi or 0.0))
-        if shards.agree_on_max(bad, self._params):
+        verdict = shards.agree_on_max(2 if bad else self._grew(psi, change), self._params)
+        if verdict == 2:
             raise FloatingPointError(
                 f"psi_closure gave a value or gradient that is not finite in its call {self.evaluations} of this step; "
                 "parameters and state are as they were"
             )
-        return Evaluation(gradients, norm, moved, psi, rest)
+        return InnerReport(self.evaluations - 1, norm, bound, norm <= bound, fell_back=verdict == 1)
 
-    def any_rank(self, flag: bool) -> bool:
-        """Whether the flag is set on one of the ranks that share the parameters; the same answer on all of them."""
-        return bool(shards.agree_on_max(flag, self._params))
-
-    def descend(self, gradients: list[Tensor], lr: float) -> None:
-        """Take a step of gradient descent."""
-        for block, gradient in zip(self._blocks, gradients, strict=True):
-            block.descend(gradient, lr)
-
-    def return_to_start(self) -> None:
-        """Set x ← x_k."""
-        for block in self._blocks:
-            block.return_to_start()
+    def _grew(self, psi: float | None, change: float) -> bool:
+        """Whether Ω has grown by more than the rounding of ψ; ``False`` if values of ψ are not known."""
+        if psi is None or self._psi_at_start is None:
+            return False
+        rounding = 8 * max(torch.finfo(b.point.dtype).eps for b in self.blocks)
+        return psi - self._psi_at_start + change > rounding * (abs(psi) + abs(self._psi_at_start))
 
 
 @dataclass(frozen=True)
@@ -156,16 +123,14 @@ class InnerSGD:
 
     def solve(self, subproblem: Subproblem) -> InnerReport:
         """Move the parameters from x_k towards the solution, and report how far that went."""
-        S = self.S or 0.0
-        first = now = subproblem.evaluate()
-        taken = 0
-        while taken < self.steps and not (self.S is not None and now.gradient_norm <= now.moved + S):
-            subproblem.descend(now.gradients, self.lr)
-            taken += 1
-            now = subproblem.evaluate()
-        fell_back = subproblem.any_rank(now.is_worse_than(first, subproblem.rounding))
-        if fell_back:
-            subproblem.return_to_start()
-            now = first
-        bound = now.moved + S
-        return InnerReport(taken, now.gradient_norm, bound, now.gradient_norm <= bound, fell_back)
+        first = report = subproblem.evaluate(self.S or 0.0)
+        while report.steps < self.steps and not (self.S is not None and report.met):
+            for block in subproblem.blocks:
+                # 1/M is the step to the minimum of (M/2)·‖x − x_k‖² alone.
+                block.move_to(torch.sub(block.point, block.gradient, alpha=min(self.lr, 1 / block.M)))
+            report = subproblem.evaluate(self.S or 0.0)
+        if report.fell_back:
+            for block in subproblem.blocks:
+                block.move_to(block.start)
+            report = first._replace(steps=report.steps, fell_back=True)
+        return report

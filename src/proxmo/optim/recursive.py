@@ -7,69 +7,82 @@ differ in how they keep these errors from adding up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from proxmo import checks, shards
-from proxmo.optim.base import use_foreach
-from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of
+from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of, require_gradients
 from proxmo.optim.evaluation import Closure, Sample
 from proxmo.optim.options import Group
-
-Update: TypeAlias = Callable[[Group, list[Tensor], list[Tensor]], object]
-"""(group, params, old) updates the estimates to x_k: ``old`` are ∇f(x_{k−1}; ξ), and ``.grad`` is ∇f(x_k; ξ)."""
 
 
 class RecursiveOptimizer(ClosureOptimizer):
     """The base of the two-point methods: keeps the estimate v and the previous point, and moves along v.
 
-    A step first calls `_sample` and `_look_back`, which evaluate closures and may raise, and only then `_advance`,
-    which writes the state and moves. A parameter without a gradient in the previous step restarts its estimate.
-    Estimates have the dtype of the parameters; in bfloat16 the differences of gradients are mostly rounding.
+    Subclasses extend `_update`. A parameter without a gradient in the previous step restarts its estimate. Estimates
+    have the dtype of the parameters; in bfloat16 the differences of gradients are mostly rounding.
     """
 
     state_keys = frozenset({"step", "estimate", "previous"})
 
-    def _sample(self, closure: Closure) -> Sample:
-        """Evaluate the closure at x_k and check the gradients."""
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
+        """Evaluate the closure here and at the point before, and take a step.
+
+        If the closure raises, at either point, parameters and state are as they were. The second evaluation leaves no
+        trace in running statistics or random numbers, and ``.grad`` keeps the gradient at this point.
+
+        Args:
+            closure: evaluates the loss on one sample at the parameters as they are, calls ``backward`` and returns the
+                loss. It is called twice and must use the same data both times.
+        """
+        if closure is None:
+            self._step_without_closure()
+            return None
+        self._check_groups()
+        return self._step_on(closure, plain={})
+
+    def _step_on(self, closure: Closure, plain: Mapping[Tensor, Tensor]) -> float:
+        """Take a step on the sample of the closure; ``plain`` are gradients at x_k of another sample, for `_update`."""
         sample = Sample("closure", closure, all_params(self))
         self._check_step()
-        return sample
+        require_gradients(all_params(self))
+        old = self._look_back(sample)
+        if self._admits_gradients(old, plain):
+            self._advance(old, plain)
+        return sample.loss
 
     def _look_back(self, sample: Sample) -> dict[Tensor, Tensor]:
         """Return ∇f(x_{k−1}; ξ) for the parameters that have an estimate."""
         params = all_params(self)
-        started = list(map(self._started, params))
-        if not any(started):
+        started = {p for p in params if self._started(p)}
+        if not started:
             return {}
-        points = [self.state[p]["previous"] if known else p for p, known in zip(params, started, strict=True)]
-        gradients = sample.gradients_at(points)
-        return {
-            p: torch.zeros_like(p) if gradient is None else gradient
-            for p, gradient, known in zip(params, gradients, started, strict=True)
-            if known
-        }
+        gradients = sample.gradients_at([self.state[p]["previous"] if p in started else p for p in params])
+        return {p: gradient_or_zero(p, g) for p, g in zip(params, gradients, strict=True) if p in started}
 
-    def _advance(self, old: dict[Tensor, Tensor], update: Update) -> None:
+    def _advance(self, old: Mapping[Tensor, Tensor], plain: Mapping[Tensor, Tensor]) -> None:
         """Update the estimates to x_k, or start them with the gradient, and move to x_{k+1}."""
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            for p in params:
-                if p not in old:
-                    self._buffers(p)["estimate"].copy_(gradient_of(p))
-            known = [p for p in params if p in old]
-            if known:
-                update(group, known, [old[p] for p in known])
-            for p in params:
-                self.state[p]["step"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    state = self._buffers(p)
+                    if p in old:
+                        self._update(group, p, old[p], plain.get(p))
+                    else:
+                        state["estimate"].copy_(gradient_of(p))
+                    state["step"] += 1
         for p, state in self.state.items():
             state["previous"].copy_(p)
             if p.grad is None:  # its estimate is out of date: it restarts with the next gradient
                 state["step"].zero_()
         self._take_step()
+
+    def _update(self, group: Group, p: Tensor, old: Tensor, plain: Tensor | None) -> None:
+        """Update the estimate to x_k: v ← v − ∇f(x_{k−1}; ξ) + ∇f(x_k; ξ)."""
+        self.state[p]["estimate"].sub_(old).add_(gradient_of(p))
 
     def _started(self, p: Tensor) -> bool:
         """Whether there is an estimate of the gradient at the previous point."""
@@ -84,21 +97,10 @@ class RecursiveOptimizer(ClosureOptimizer):
             state.update(step=torch.zeros(()), estimate=torch.zeros_like(p), previous=p.detach().clone())
         return state
 
-    def _carry(self, group: Group, params: list[Tensor], old: list[Tensor], weight: float = 1.0) -> list[Tensor]:
-        """Set v ← weight·(v − ∇f(x_{k−1}; ξ)) + ∇f(x_k; ξ), which all methods share; return the estimates."""
-        estimates = [self.state[p]["estimate"] for p in params]
-        parts = list(map(shards.local, estimates))
-        old = [shards.local(shards.placed_like(before, p)) for before, p in zip(old, params, strict=True)]
-        new = [shards.local(gradient_of(p)) for p in params]
-        if use_foreach(group["foreach"], parts):
-            torch._foreach_sub_(parts, old)
-            if weight != 1:
-                torch._foreach_mul_(parts, weight)
-            torch._foreach_add_(parts, new)
-        else:
-            for estimate, before, now in zip(parts, old, new, strict=True):
-                estimate.sub_(before).mul_(weight).add_(now)
-        return estimates
+
+def gradient_or_zero(p: Tensor, gradient: Tensor | None) -> Tensor:
+    """Return the gradient with the placements of the parameter, zeros if there is none."""
+    return torch.zeros_like(p) if gradient is None else shards.placed_like(gradient, p)
 
 
 def check_weight(name: str, group: Group) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from proxmo import checks
-from proxmo.optim.evaluation import Closure
+from proxmo.optim.evaluation import Closure, Sample
 from proxmo.optim.options import Group, Options
 from proxmo.optim.recursive import RecursiveOptimizer
 from proxmo.penalties.base import Penalty
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class ProxSpiderBoost(RecursiveOptimizer):
@@ -74,8 +72,8 @@ class ProxSpiderBoost(RecursiveOptimizer):
     def step(self, closure: Closure | None = None, large: Closure | None = None) -> float | None:  # type: ignore[override]
         """Evaluate the large batch if it is due, otherwise the closure here and at the point before; take a step.
 
-        If a closure raises, at either point, parameters and state are as they were. The evaluation at the point before
-        leaves no trace in running statistics or random numbers, and ``.grad`` keeps the gradient at this point.
+        As for `ProxSTORM`, a closure that raises leaves parameters and state as they were, and the evaluation at the
+        point before leaves no trace.
 
         Args:
             closure: evaluates the loss on a small batch at the parameters as they are, calls ``backward`` and returns
@@ -87,14 +85,14 @@ class ProxSpiderBoost(RecursiveOptimizer):
             self._step_without_closure()
             return None
         self._check_groups()
-        begins = self.large_batch_is_due
-        sample = self._sample(closure if large is None or not begins else large)
-        old = {} if begins else self._look_back(sample)
-        if self._admits_gradients(old):
-            self._advance(old, self._carry)
-            self._note(steps=self.param_groups[0]["steps"] + 1)
-        loss: float = sample.loss
-        return loss
+        return self._step_on(large if large is not None and self.large_batch_is_due else closure, plain={})
+
+    def _look_back(self, sample: Sample) -> dict[Tensor, Tensor]:
+        return {} if self.large_batch_is_due else super()._look_back(sample)
+
+    def _advance(self, old: Mapping[Tensor, Tensor], plain: Mapping[Tensor, Tensor]) -> None:
+        super()._advance(old, plain)
+        self._note(steps=self.param_groups[0]["steps"] + 1)
 
     def _check_groups(self) -> None:
         super()._check_groups()

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
-from proxmo.optim.evaluation import Closure
+from proxmo.optim.closure import gradient_of
 from proxmo.optim.options import Group, Options
 from proxmo.optim.recursive import RecursiveOptimizer, check_weight
 from proxmo.penalties.base import Penalty
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class ProxSTORM(RecursiveOptimizer):
@@ -61,31 +56,9 @@ class ProxSTORM(RecursiveOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "penalty": penalty}, **options)
 
-    @torch.no_grad()
-    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
-        """Evaluate the closure here and at the point before, and take a step.
-
-        If the closure raises, at either point, parameters and state are as they were. The second evaluation leaves no
-        trace in running statistics or random numbers, and ``.grad`` keeps the gradient at this point.
-
-        Args:
-            closure: evaluates the loss on one sample at the parameters as they are, calls ``backward`` and returns the
-                loss. It is called twice and must use the same data both times.
-        """
-        if closure is None:
-            self._step_without_closure()
-            return None
-        self._check_groups()
-        sample = self._sample(closure)
-        old = self._look_back(sample)
-        if self._admits_gradients(old):
-            self._advance(old, self._update)
-        loss: float = sample.loss
-        return loss
+    def _update(self, group: Group, p: Tensor, old: Tensor, plain: Tensor | None) -> None:
+        self.state[p]["estimate"].sub_(old).mul_(group["momentum"]).add_(gradient_of(p))
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
         check_weight("momentum", group)
-
-    def _update(self, group: Group, params: list[Tensor], old: list[Tensor]) -> None:
-        self._carry(group, params, old, weight=group["momentum"])

@@ -131,12 +131,12 @@ def write_back(family: Family, matrix: Tensor, tensors: Sequence[Tensor]) -> Non
         else:
             target = shards.full(tensor)
         along_units = target.movedim(part.axis, 0)
-        count = along_units.shape[0] if part.indices is None else len(_index(part, rows))
-        values = rows.reshape(count, *along_units.shape[1:])
         if part.indices is None:
-            along_units.copy_(values)
+            along_units.copy_(rows.reshape(along_units.shape))
         else:
-            along_units.index_copy_(0, _index(part, values), values.to(along_units.dtype))
+            index = _index(part, rows)
+            values = rows.reshape(len(index), *along_units.shape[1:])
+            along_units.index_copy_(0, index, values.to(along_units.dtype))
         if gathered:
             shards.local(tensor).copy_(shards.shard_of(target, tensor))
     shards.mark_written([tensors[part.position] for part in family])
