@@ -18,7 +18,7 @@ from proxmo.kernels import Kernel, LazyModule
 from proxmo.penalties.axes import Groups, Step
 from proxmo.penalties.base import Dim, NonNegativeFloat, SumOverGroups
 from proxmo.penalties.elementwise import soft_threshold
-from proxmo.penalties.thresholds import LEAST, cap, secular_root, widest
+from proxmo.penalties.thresholds import LEAST, cap, level_in_metric, secular_root, widest
 
 compiled = LazyModule("proxmo.penalties.compiled_rows")
 
@@ -140,11 +140,12 @@ class GroupLInf(SumOverGroups):
         return torch.clamp(groups.tensor, 0.0 - level, level, out=out)  # 0 − 0 is 0 where −0 would be -0.0
 
     def _level_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
+        """Return the τ ≥ 0 of each group with Σ (|x|/t − τ/t)₊ = 1, in float64."""
         magnitudes = widest(groups.elements).abs()
-        scale = group_scales(groups, magnitudes)
-        weights = 1 / (widest(step) * self.strength / scale).clamp_(min=LEAST[scale.dtype])
-        level = cap(magnitudes.div_(scale), 1.0, groups, weights) * scale
-        return level.to(groups.tensor.dtype)
+        scale, least = group_scales(groups, magnitudes), LEAST[magnitudes.dtype]
+        inverse = 1 / (widest(step) * self.strength / scale).clamp_(least, 1 / least)
+        level = level_in_metric(magnitudes / scale * inverse, 1.0, groups, inverse)
+        return (level.relu_() * scale).to(groups.tensor.dtype)
 
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled.cap, step * self.strength)
