@@ -66,6 +66,11 @@ class Groups:
         """The process groups over which the elements of a group are sharded."""
         self._apart = [process_group for axis, process_group in split if axis in outer]
 
+    @property
+    def reduced_shape(self) -> list[int]:
+        """The shape of what reductions return."""
+        return [1 if axis in self.axes else size for axis, size in enumerate(self.elements.shape)]
+
     def onto_tensor(self, values: Tensor) -> Tensor:
         """Reshape ``values``, which fit ``elements``, to fit ``tensor``."""
         return values if self.elements is self.tensor else values.squeeze(-1)
@@ -100,8 +105,7 @@ class Groups:
     def amax(self, values: Tensor) -> Tensor:
         """Return the largest value of each group; NaN if it has one."""
         if self.sharded and values.numel() == 0:  # the local shard is empty, that of another rank is not
-            shape = [1 if axis in self.axes else size for axis, size in enumerate(values.shape)]
-            return shards.max_over_ranks(values.new_full(shape, -math.inf), self.sharded)
+            return shards.max_over_ranks(values.new_full(self.reduced_shape, -math.inf), self.sharded)
         return shards.max_over_ranks(values.amax(self.axes, keepdim=True), self.sharded)
 
     def total(self, per_group: Tensor) -> Tensor:

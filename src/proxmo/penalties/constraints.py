@@ -30,7 +30,7 @@ from proxmo.penalties.base import (
 )
 from proxmo.penalties.groups import group_norms
 from proxmo.penalties.selection import mask_of_largest
-from proxmo.penalties.thresholds import LEAST, fit, project_simplex, project_simplex_in_metric, secular_root, widest
+from proxmo.penalties.thresholds import LEAST, fit, project_simplex, secular_root, widest
 
 compiled_elements = LazyModule("proxmo.penalties.compiled_elements")
 compiled_rows = LazyModule("proxmo.penalties.compiled_rows")
@@ -51,15 +51,18 @@ class GroupConstraint(SumOverGroups, Constraint):
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
         if groups.per_group(step) is not None:
-            return self._project(x, out)
+            return groups.onto_tensor(self._nearest(groups, groups.elements, None))
         steps = widest(groups.onto_elements(step))  # type: ignore[arg-type]
         scale = groups.amax(steps)  # which does not matter
         relative = (steps / torch.where(scale > 0, scale, 1.0)).clamp_(min=LEAST[steps.dtype])
-        return groups.onto_tensor(self._project_in_metric(groups, widest(groups.elements), relative))
+        return groups.onto_tensor(self._nearest(groups, widest(groups.elements), relative))
+
+    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
+        return self._prox(x, 1.0, out)
 
     @abstractmethod
-    def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
-        """Return the minimiser of Σ (u_i − values_i)²/step_i over the set, in float64."""
+    def _nearest(self, groups: Groups, values: Tensor, step: Tensor | None) -> Tensor:
+        """Return the minimiser of Σ (u_i − values_i)²/step_i over the set; ``None`` stands for equal steps."""
 
 
 @dataclass
@@ -143,18 +146,11 @@ class L1Ball(GroupConstraint):
         groups = Groups(x, self.dim)
         return groups.every(groups.sum(groups.elements.abs()) <= self.radius * (1 + slack))
 
-    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
-        groups = Groups(x, self.dim)
-        magnitudes = groups.elements.abs()
-        inside = groups.sum(magnitudes) <= self.radius
-        nearest = project_simplex(magnitudes, self.radius, groups, in_place=True).copysign_(groups.elements)
-        return torch.where(groups.onto_tensor(inside), groups.tensor, groups.onto_tensor(nearest), out=out)
-
-    def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
+    def _nearest(self, groups: Groups, values: Tensor, step: Tensor | None) -> Tensor:
         magnitudes = values.abs()
         inside = groups.sum(magnitudes) <= self.radius
-        nearest = project_simplex_in_metric(magnitudes, self.radius, groups, step)
-        return torch.where(inside, values, nearest.copysign_(values))
+        nearest = project_simplex(magnitudes, self.radius, groups, step).copysign_(values)
+        return torch.where(inside, values, nearest)
 
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled_rows.l1_ball, self.radius)
@@ -182,17 +178,15 @@ class L2Ball(GroupConstraint):
         groups = Groups(x, self.dim)
         return groups.every(group_norms(groups, groups.elements) <= self.radius * (1 + slack))
 
-    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
-        groups = Groups(x, self.dim)
-        norms = groups.onto_tensor(group_norms(groups, groups.elements))
-        # radius/norms may underflow where the product does not
-        return torch.where(norms <= self.radius, groups.tensor, groups.tensor / norms * self.radius, out=out)
-
-    def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
-        inside = group_norms(groups, values) <= self.radius
-        a = 1 / step
-        theta = secular_root(values.abs() / self.radius * a, a, groups) if self.radius else math.inf
-        return torch.where(inside, values, values * (1 / (1 + theta * step)))
+    def _nearest(self, groups: Groups, values: Tensor, step: Tensor | None) -> Tensor:
+        norms = group_norms(groups, values)
+        if step is None:
+            nearest = values / norms * self.radius  # radius/norms may underflow where the product does not
+        else:
+            a = 1 / step
+            theta = secular_root(values.abs() / self.radius * a, a, groups) if self.radius else math.inf
+            nearest = values * (1 / (1 + theta * step))
+        return torch.where(norms <= self.radius, values, nearest)
 
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled_rows.l2_ball, self.radius)
@@ -254,13 +248,8 @@ class Simplex(GroupConstraint):
         off = (groups.sum(groups.elements.contiguous()) - self.radius).abs()
         return groups.every(~negative & (off <= slack * self.radius))
 
-    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
-        groups = Groups(x, self.dim)
-        result = groups.onto_tensor(project_simplex(groups.elements, self.radius, groups))
-        return result if out is None else out.copy_(result)
-
-    def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
-        return project_simplex_in_metric(values, self.radius, groups, step)
+    def _nearest(self, groups: Groups, values: Tensor, step: Tensor | None) -> Tensor:
+        return project_simplex(values.clone(), self.radius, groups, step)
 
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled_rows.simplex, self.radius)
@@ -291,13 +280,7 @@ class TopK(GroupConstraint):
         unknown = groups.sum(groups.elements.isnan()) > 0
         return groups.every((groups.sum(groups.elements != 0) <= self.k) & ~unknown)
 
-    def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
-        groups = Groups(x, self.dim)
-        return self._keep_largest(groups, groups.elements.abs(), out)
-
-    def _project_in_metric(self, groups: Groups, values: Tensor, step: Tensor) -> Tensor:
-        return groups.onto_elements(self._keep_largest(groups, values.abs() / step.sqrt(), None))
-
-    def _keep_largest(self, groups: Groups, scores: Tensor, out: Tensor | None) -> Tensor:
-        stays = mask_of_largest(groups, scores, self.k) | groups.elements.isnan()  # NaN must not go unseen
-        return torch.where(groups.onto_tensor(stays), groups.tensor, groups.tensor.new_zeros(()), out=out)
+    def _nearest(self, groups: Groups, values: Tensor, step: Tensor | None) -> Tensor:
+        scores = values.abs() if step is None else values.abs() / step.sqrt()
+        stays = mask_of_largest(groups, scores, self.k) | values.isnan()  # NaN must not go unseen
+        return torch.where(stays, values, 0.0)

@@ -22,44 +22,32 @@ quotients y/step over many decades have no digits in common.
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any, overload
+from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from proxmo.checks import FLOATING
 from proxmo.eager import is_eager_cpu, is_transformed
 from proxmo.penalties.axes import Groups, as_rows
 
+Number = TypeVar("Number", bound=float | Tensor)
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in FLOATING}
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in FLOATING}
 # Measured on a CPU: below either bound the sort wins, at both it is a draw.
 _SHORT_ROW = 32
 _FEW_ELEMENTS = 1 << 16
 _FEW_ROUNDINGS = 16  # up to this group length the rounding errors of a sum are negligible
-_TINY_ROW = 8  # elements below which NumPy's stable sort is faster than its quicksort
 LEAST = {torch.float64: 1e-200, torch.float32: 1e-30}  # stands for zero beside 1; its reciprocal can be summed
 _SECULAR_STEPS = 60  # it takes 4 to 8; steps over 60 decades take 30
 
 
-@overload
-def fit(value: float, dtype: torch.dtype) -> float: ...
-
-
-@overload
-def fit(value: float | Tensor, dtype: torch.dtype) -> float | Tensor: ...
-
-
-def fit(value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
+def fit(value: Number, dtype: torch.dtype) -> Number:
     """Clamp a number to the finite range of ``dtype``: torch refuses number arguments beyond it, but not tensors."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) or -_LARGEST[dtype] <= value <= _LARGEST[dtype]:
         return value
-    limit = _LARGEST[dtype]
-    return value if -limit <= value <= limit else math.copysign(limit, value)
+    return math.copysign(_LARGEST[dtype], value)  # type: ignore[return-value]
 
 
 def widest(x: Tensor) -> Tensor:
@@ -67,15 +55,16 @@ def widest(x: Tensor) -> Tensor:
     return x if x.device.type == "mps" else x.double()
 
 
-def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool = False) -> Tensor:
-    """Return max(y − τ, 0) for each group, the nearest point of the simplex {u ≥ 0, Σu = radius}.
+def project_simplex(y: Tensor, radius: float, groups: Groups, step: Tensor | None = None) -> Tensor:
+    """Return max(y − τ, 0) for each group, the nearest point of the simplex {u ≥ 0, Σu = radius}; overwrites ``y``.
 
     An element above τ by no more than its rounding (in short groups: than that of the radius) counts as not above, so
-    that zeros stay zero when they are projected again.
+    that zeros stay zero when they are projected again. A step for every element makes it max(y − θ·step, 0).
     """
     radius, eps = fit(radius, y.dtype), _EPS[y.dtype]
-    top = groups.amax(y)
-    below = y.sub_(top) if in_place else y - top
+    if step is not None:
+        return _project_simplex_in_metric(y, radius, groups, step)
+    below = y.sub_(groups.amax(y))
     depth = _depth(below, radius, groups)
     if groups.length <= _FEW_ROUNDINGS:
         return torch.threshold_(below.add_(depth), eps * radius, 0.0)
@@ -86,9 +75,7 @@ def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool 
     return below.add_(active.mul_(share)).relu_()
 
 
-def project_simplex_in_metric(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
-    """Return max(y − θ·step, 0) with the θ that makes the sum of each group ``radius``."""
-    radius = fit(radius, y.dtype)
+def _project_simplex_in_metric(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
     above = y - level_in_metric(y, radius, groups, step) * step
     active = (above > _EPS[y.dtype] * y.abs()).to(y.dtype)
     above.mul_(active)
@@ -122,7 +109,7 @@ def _level_by_sort(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Te
     rows, steps = as_rows(y, groups.axes), as_rows(step, groups.axes)
     order = (rows / steps).argsort(dim=-1, descending=True)
     theta = (rows.gather(-1, order).cumsum(-1) - radius) / steps.gather(-1, order).cumsum(-1)
-    return theta.amax(-1).reshape([1 if axis in groups.axes else size for axis, size in enumerate(y.shape)])
+    return theta.amax(-1).reshape(groups.reduced_shape)
 
 
 def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
@@ -157,39 +144,19 @@ def _depth(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
 
 def _depth_by_sort(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
     """Return the least of the depths at which the k largest elements alone make the radius."""
-    rows = as_rows(below, groups.axes)
-    length, gaps = rows.shape[-1], rows.neg()
-    if is_eager_cpu(gaps) and not isinstance(radius, Tensor):
-        numbers = gaps.numpy()  # its sort is several times faster than torch's, which also keeps track of indices
-        _sort_nonnegative(numbers)
-        numbers[..., 0] += radius  # so that cumsum adds it to every sum
-        sums, ranks = gaps.cumsum(-1), torch.from_numpy(_ranks(length, numbers.dtype))
+    gaps = as_rows(below, groups.axes).neg()
+    if is_eager_cpu(gaps):
+        gaps.numpy().sort()  # several times faster than torch's sort, which also keeps track of indices
     else:
-        sums = gaps.sort(dim=-1).values.cumsum(-1)
-        sums += radius.reshape(*rows.shape[:-1], 1) if isinstance(radius, Tensor) and radius.dim() else radius
-        ranks = torch.arange(1, length + 1, dtype=rows.dtype, device=rows.device)
-    depth = sums.div_(ranks).amin(-1, keepdim=True)
-    if rows is not below:
-        depth = depth.reshape([1 if axis in groups.axes else size for axis, size in enumerate(below.shape)])
+        gaps = gaps.sort(dim=-1).values
+    sums = gaps.cumsum(-1)
+    sums += radius.reshape(*gaps.shape[:-1], 1) if isinstance(radius, Tensor) and radius.dim() else radius
+    ranks = torch.arange(1, gaps.shape[-1] + 1, dtype=gaps.dtype, device=gaps.device)
+    depth = sums.div_(ranks).amin(-1).reshape(groups.reduced_shape)
     # Compiled sums are not taken in float64; Newton's method corrects their rounding.
     if torch.compiler.is_compiling():
         depth, _ = _newton_step(below, radius, groups, depth, torch.empty_like(below))
     return depth
-
-
-def _sort_nonnegative(rows: NDArray[Any]) -> None:
-    """Sort each row of non-negative floats (or NaN) in place, by their bit pattern."""
-    bits = rows.view(f"i{rows.itemsize}")
-    bits.sort(kind="stable" if rows.shape[-1] < _TINY_ROW else None)
-
-
-@functools.lru_cache(maxsize=8)
-def _ranks(length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return 1, 2, …, cached: for short rows this call would take a tenth of the prox.
-
-    Not cached as a tensor, which would remember the torch mode that it was made in.
-    """
-    return np.arange(1, length + 1, dtype=dtype)
 
 
 def _newton_step(
