@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from proxmo.kernels.moves import Moves, takes, which_fit
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from proxmo.kernels.step import advance, prox
 
 # A forked child has none of its parent's threads, and OpenMP would wait for them.
 IMPORTING_PROCESS = os.getpid()
@@ -29,6 +29,7 @@ class Kernel(NamedTuple):
 
     >>> import torch
     >>> from numba import njit
+    >>> from proxmo.kernels import prox
     >>> @njit(inline="always")
     ... def scale(x, c):
     ...     return x * c[0]
@@ -75,15 +76,8 @@ def available() -> bool:
     return True
 
 
-def prox(x: Tensor, kernel: Kernel, out: Tensor) -> None:
-    """Write the prox of ``x`` to ``out``, which has the same strides and may be ``x``."""
-    from proxmo.kernels import step
-
-    step.prox(x, kernel, out)
-
-
-def advance(moves: Moves, lr: float, weight: float, kernel: Kernel | None) -> None:
-    """Average gradients into directions, move parameters along these, and apply the prox, in one pass."""
-    from proxmo.kernels import step
-
-    step.advance(moves, lr, weight, kernel)
+def __getattr__(name: str) -> Any:
+    """Import the functions that need numba on first use."""
+    if name in ("advance", "prox"):
+        return getattr(importlib.import_module("proxmo.kernels.step"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
