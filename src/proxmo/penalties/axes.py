@@ -23,8 +23,6 @@ Step: TypeAlias = float | Tensor
 
 def indexing_axes(x: Tensor, dim: Dim) -> tuple[int, ...]:
     """Return the non-negative axes of ``x`` that ``dim`` names, in increasing order."""
-    if isinstance(dim, int) and -x.dim() <= dim < x.dim():  # fast path: runs every step
-        return (dim % x.dim(),)
     named = () if dim is None else (dim,) if isinstance(dim, int) else dim
     for axis in named:
         if not -x.dim() <= axis < x.dim():
@@ -120,24 +118,17 @@ class Groups:
 def as_rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Flatten the elements of ``x`` along ``axes`` into one last axis."""
     last = tuple(range(x.dim() - len(axes), x.dim()))
-    if axes != last:
-        x = x.movedim(axes, last)
-    return x if len(axes) == 1 else x.flatten(last[0])
+    return x.movedim(axes, last).flatten(last[0])
 
 
 def as_matrix(x: Tensor, dim: Dim) -> Tensor:
     """Return ``x`` as a matrix: the axes in ``dim`` are its rows, the others its columns."""
     rows = indexing_axes(x, dim)
-    if rows == (0,) and x.dim() == 2:
-        return x
-    first = tuple(range(len(rows)))
-    return (x if rows == first else x.movedim(rows, first)).reshape(prod([x.shape[axis] for axis in rows]), -1)
+    return x.movedim(rows, tuple(range(len(rows)))).reshape(prod([x.shape[axis] for axis in rows]), -1)
 
 
 def from_matrix(matrix: Tensor, like: Tensor, dim: Dim) -> Tensor:
     """Undo `as_matrix` for a tensor of the shape of ``like``."""
     rows = indexing_axes(like, dim)
     first = tuple(range(len(rows)))
-    if rows == first:
-        return matrix if matrix.shape == like.shape else matrix.reshape(like.shape)
     return matrix.reshape(like.movedim(rows, first).shape).movedim(first, rows)
