@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # A forked child has none of its parent's threads, and OpenMP would wait for them.
 IMPORTING_PROCESS = os.getpid()
 
-__all__ = ["IMPORTING_PROCESS", "Kernel", "LazyModule", "Moves", "advance", "available", "prox", "takes", "which_fit"]
+__all__ = ["IMPORTING_PROCESS", "Kernel", "Moves", "advance", "available", "prox", "takes", "which_fit"]
 
 
 class Kernel(NamedTuple):
@@ -47,22 +47,6 @@ class Kernel(NamedTuple):
     """c: up to six numbers, as they follow from the fields of a penalty and the step."""
     per: Literal["element", "row", "tensor"] = "element"
     """What the function takes: an element, a row along the first axis, or a whole tensor."""
-
-
-class LazyModule:
-    """A module of compiled functions, imported with numba when the first of them is used.
-
-    >>> LazyModule("math").sqrt(4.0)
-    2.0
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, function: str) -> Any:
-        if function.startswith("_"):  # asked by tools that inspect modules
-            raise AttributeError(function)
-        return getattr(importlib.import_module(self._name), function)
 
 
 @functools.cache

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from proxmo import checks
-from proxmo.kernels import Kernel, LazyModule
+from proxmo.kernels import Kernel
 from proxmo.penalties.axes import Groups, Step
 from proxmo.penalties.base import (
     AnyFloat,
@@ -32,8 +34,9 @@ from proxmo.penalties.groups import group_norms
 from proxmo.penalties.selection import mask_of_largest
 from proxmo.penalties.thresholds import LEAST, fit, project_simplex, secular_root, widest
 
-compiled_elements = LazyModule("proxmo.penalties.compiled_elements")
-compiled_rows = LazyModule("proxmo.penalties.compiled_rows")
+# Imported with numba, when a kernel is asked for.
+compiled_elements = partial(import_module, "proxmo.penalties.compiled_elements")
+compiled_rows = partial(import_module, "proxmo.penalties.compiled_rows")
 
 
 def _clamp(x: Tensor, low: float, high: float, out: Tensor | None) -> Tensor:
@@ -98,7 +101,7 @@ class Box(Elementwise, Constraint):
         return _clamp(x, self.low, self.high, out)
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled_elements.clamp, (self.low, self.high))
+        return Kernel(compiled_elements().clamp, (self.low, self.high))
 
 
 @dataclass
@@ -120,7 +123,7 @@ class NonNegative(Elementwise, Constraint):
         return torch.clamp(x, min=0, out=out)
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled_elements.clamp, (0.0, math.inf))
+        return Kernel(compiled_elements().clamp, (0.0, math.inf))
 
 
 @dataclass
@@ -153,7 +156,7 @@ class L1Ball(GroupConstraint):
         return torch.where(inside, values, nearest)
 
     def kernel(self, step: float) -> Kernel | None:
-        return self._rows_kernel(compiled_rows.l1_ball, self.radius)
+        return self._rows_kernel(compiled_rows().l1_ball, self.radius)
 
 
 @dataclass
@@ -189,7 +192,7 @@ class L2Ball(GroupConstraint):
         return torch.where(norms <= self.radius, values, nearest)
 
     def kernel(self, step: float) -> Kernel | None:
-        return self._rows_kernel(compiled_rows.l2_ball, self.radius)
+        return self._rows_kernel(compiled_rows().l2_ball, self.radius)
 
 
 @dataclass
@@ -217,7 +220,7 @@ class LInfBall(Elementwise, Grouped, Constraint):
         return _clamp(x, -self.radius, self.radius, out)
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled_elements.clamp, (-self.radius, self.radius))
+        return Kernel(compiled_elements().clamp, (-self.radius, self.radius))
 
 
 @dataclass
@@ -252,7 +255,7 @@ class Simplex(GroupConstraint):
         return project_simplex(values.clone(), self.radius, groups, step)
 
     def kernel(self, step: float) -> Kernel | None:
-        return self._rows_kernel(compiled_rows.simplex, self.radius)
+        return self._rows_kernel(compiled_rows().simplex, self.radius)
 
 
 @dataclass

@@ -8,19 +8,22 @@ within a group, x_i, t_i and step_i are its elements.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from proxmo.eager import is_eager_cpu
-from proxmo.kernels import Kernel, LazyModule
+from proxmo.kernels import Kernel
 from proxmo.penalties.axes import Groups, Step
 from proxmo.penalties.base import Dim, NonNegativeFloat, SumOverGroups
 from proxmo.penalties.elementwise import soft_threshold
 from proxmo.penalties.thresholds import LEAST, cap, level_in_metric, secular_root, widest
 
-compiled = LazyModule("proxmo.penalties.compiled_rows")
+# Imported with numba, when a kernel is asked for.
+compiled = partial(import_module, "proxmo.penalties.compiled_rows")
 
 
 def group_norms(groups: Groups, values: Tensor) -> Tensor:
@@ -102,7 +105,7 @@ class GroupL2(SumOverGroups):
         return shrink_groups(groups, groups.tensor, step * self.strength, out)
 
     def kernel(self, step: float) -> Kernel | None:
-        return self._rows_kernel(compiled.shrink, step * self.strength)
+        return self._rows_kernel(compiled().shrink, step * self.strength)
 
 
 @dataclass
@@ -148,7 +151,7 @@ class GroupLInf(SumOverGroups):
         return (level.relu_() * scale).to(groups.tensor.dtype)
 
     def kernel(self, step: float) -> Kernel | None:
-        return self._rows_kernel(compiled.cap, step * self.strength)
+        return self._rows_kernel(compiled().cap, step * self.strength)
 
 
 @dataclass
@@ -183,4 +186,4 @@ class SparseGroup(SumOverGroups):
         return shrink_groups(groups, soft_threshold(groups.tensor, step * self.l1), step * self.group, out)
 
     def kernel(self, step: float) -> Kernel | None:
-        return self._rows_kernel(compiled.soft_then_shrink, step * self.group, step * self.l1)
+        return self._rows_kernel(compiled().soft_then_shrink, step * self.group, step * self.l1)
