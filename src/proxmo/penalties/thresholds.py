@@ -93,13 +93,13 @@ def level_in_metric(y: Tensor, radius: float, groups: Groups, step: Tensor) -> T
     if _is_recorded(y) and not groups.sharded:
         return _level_by_sort(y, radius, groups, step)
     theta = groups.amax((y - radius) / step)  # from sets of one element
-    active, before = torch.ones_like(y), None
+    active, before = torch.ones_like(y), torch.full_like(theta, math.inf)
     while True:
         active = active * (y > theta * step)  # elements only drop out, so this ends
         sums = [_sum(part, groups) for part in (y * active, step * active, active)]
         reached, mass, count = groups.sum_over_ranks(*sums)
         theta = torch.maximum(theta, (reached - radius) / mass.clamp(min=LEAST[y.dtype]))
-        if before is not None and not bool((count < before).any()):
+        if not bool((count < before).any()):
             return theta
         before = count
 
@@ -172,7 +172,7 @@ def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups) -> T
     work = torch.empty_like(below)
     # Two bounds from above: the depth with all elements active, and with the largest active alone.
     depth = torch.minimum((radius - groups.sum(below)) / groups.length, below.new_ones(()) * radius)
-    depth, active = _newton_step(below, radius, groups, depth, work)
+    active = torch.full_like(depth, math.inf)
     while True:
         depth, fewer = _newton_step(below, radius, groups, depth, work)
         if not bool((fewer < active).any()):  # false for NaN, so it cannot keep the loop going
