@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from proxmo.kernels.moves import Moves, takes, which_fit
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from proxmo.kernels.step import advance, prox
 
 # A forked child has none of its parent's threads, and OpenMP would wait for them.
 IMPORTING_PROCESS = os.getpid()
 
-__all__ = ["IMPORTING_PROCESS", "Kernel", "LazyModule", "Moves", "advance", "available", "prox", "takes", "which_fit"]
+__all__ = ["IMPORTING_PROCESS", "Kernel", "Moves", "advance", "available", "prox", "takes", "which_fit"]
 
 
 class Kernel(NamedTuple):
@@ -29,6 +29,7 @@ class Kernel(NamedTuple):
 
     >>> import torch
     >>> from numba import njit
+    >>> from proxmo.kernels import prox
     >>> @njit(inline="always")
     ... def scale(x, c):
     ...     return x * c[0]
@@ -48,22 +49,6 @@ class Kernel(NamedTuple):
     """What the function takes: an element, a row along the first axis, or a whole tensor."""
 
 
-class LazyModule:
-    """A module of compiled functions, imported with numba when the first of them is used.
-
-    >>> LazyModule("math").sqrt(4.0)
-    2.0
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, function: str) -> Any:
-        if function.startswith("_"):  # asked by tools that inspect modules
-            raise AttributeError(function)
-        return getattr(importlib.import_module(self._name), function)
-
-
 @functools.cache
 def available() -> bool:
     """Whether numba is installed; warns once if it is not."""
@@ -75,15 +60,8 @@ def available() -> bool:
     return True
 
 
-def prox(x: Tensor, kernel: Kernel, out: Tensor) -> None:
-    """Write the prox of ``x`` to ``out``, which has the same strides and may be ``x``."""
-    from proxmo.kernels import step
-
-    step.prox(x, kernel, out)
-
-
-def advance(moves: Moves, lr: float, weight: float, kernel: Kernel | None) -> None:
-    """Average gradients into directions, move parameters along these, and apply the prox, in one pass."""
-    from proxmo.kernels import step
-
-    step.advance(moves, lr, weight, kernel)
+def __getattr__(name: str) -> Any:
+    """Import the functions that need numba on first use."""
+    if name in ("advance", "prox"):
+        return getattr(importlib.import_module("proxmo.kernels.step"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

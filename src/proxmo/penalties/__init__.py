@@ -1,7 +1,8 @@
 """Penalties and constraints: functions known through their value and their prox."""
 
 from proxmo.penalties.base import Constraint, Penalty
-from proxmo.penalties.constraints import NM, Box, L1Ball, L2Ball, LInfBall, NonNegative, Simplex, TopK
+from proxmo.penalties.budgets import NM, TopK
+from proxmo.penalties.constraints import Box, L1Ball, L2Ball, LInfBall, NonNegative, Simplex
 from proxmo.penalties.elementwise import L0, L1, MCP, SCAD, ElasticNet, Huber, LHalf, SquaredL2
 from proxmo.penalties.groups import GroupL2, GroupLInf, SparseGroup
 from proxmo.penalties.matrix import Nuclear, NuclearBall, Rank

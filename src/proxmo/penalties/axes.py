@@ -23,8 +23,6 @@ Step: TypeAlias = float | Tensor
 
 def indexing_axes(x: Tensor, dim: Dim) -> tuple[int, ...]:
     """Return the non-negative axes of ``x`` that ``dim`` names, in increasing order."""
-    if isinstance(dim, int) and -x.dim() <= dim < x.dim():  # fast path: runs every step
-        return (dim % x.dim(),)
     named = () if dim is None else (dim,) if isinstance(dim, int) else dim
     for axis in named:
         if not -x.dim() <= axis < x.dim():
@@ -67,6 +65,11 @@ class Groups:
         self.apart = [process_group for axis, process_group in split if axis in outer]
         """The process groups over which whole groups are sharded."""
 
+    @property
+    def reduced_shape(self) -> list[int]:
+        """The shape of what reductions return."""
+        return [1 if axis in self.axes else size for axis, size in enumerate(self.elements.shape)]
+
     def onto_tensor(self, values: Tensor) -> Tensor:
         """Reshape ``values``, which fit ``elements``, to fit ``tensor``."""
         return values if self.elements is self.tensor else values.squeeze(-1)
@@ -101,8 +104,7 @@ class Groups:
     def amax(self, values: Tensor) -> Tensor:
         """Return the largest value of each group; NaN if it has one."""
         if self.sharded and values.numel() == 0:  # the local shard is empty, that of another rank is not
-            shape = [1 if axis in self.axes else size for axis, size in enumerate(values.shape)]
-            return shards.max_over_ranks(values.new_full(shape, -math.inf), self.sharded)
+            return shards.max_over_ranks(values.new_full(self.reduced_shape, -math.inf), self.sharded)
         return shards.max_over_ranks(values.amax(self.axes, keepdim=True), self.sharded)
 
     def total(self, per_group: Tensor) -> Tensor:
@@ -117,24 +119,17 @@ class Groups:
 def as_rows(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Flatten the elements of ``x`` along ``axes`` into one last axis."""
     last = tuple(range(x.dim() - len(axes), x.dim()))
-    if axes != last:
-        x = x.movedim(axes, last)
-    return x if len(axes) == 1 else x.flatten(last[0])
+    return x.movedim(axes, last).flatten(last[0])
 
 
 def as_matrix(x: Tensor, dim: Dim) -> Tensor:
     """Return ``x`` as a matrix: the axes in ``dim`` are its rows, the others its columns."""
     rows = indexing_axes(x, dim)
-    if rows == (0,) and x.dim() == 2:
-        return x
-    first = tuple(range(len(rows)))
-    return (x if rows == first else x.movedim(rows, first)).reshape(prod([x.shape[axis] for axis in rows]), -1)
+    return x.movedim(rows, tuple(range(len(rows)))).reshape(prod([x.shape[axis] for axis in rows]), -1)
 
 
 def from_matrix(matrix: Tensor, like: Tensor, dim: Dim) -> Tensor:
     """Undo `as_matrix` for a tensor of the shape of ``like``."""
     rows = indexing_axes(like, dim)
     first = tuple(range(len(rows)))
-    if rows == first:
-        return matrix if matrix.shape == like.shape else matrix.reshape(like.shape)
     return matrix.reshape(like.movedim(rows, first).shape).movedim(first, rows)

@@ -166,9 +166,11 @@ class Penalty(ABC):
         self._check_step(step)
         self._check_zero_steps(step)
         with torch.no_grad():
-            if fused and (found := self._kernel_for(x, step)) is not None:
+            one_number = not isinstance(step, Tensor) or step.dim() == 0
+            runs = fused and one_number and step != 0 and is_eager_cpu(x) and kernels.takes(x) and kernels.available()
+            if runs and (kernel := self.current_kernel(float(step))) is not None:
                 result = x if out is x else torch.empty_like(x)
-                kernels.prox(x, found, result)
+                kernels.prox(x, kernel, result)
             else:
                 result = x if out is x else x.clone()
                 self.prox_([result], step)
@@ -301,12 +303,6 @@ class Penalty(ABC):
     def current_kernel(self, step: float) -> Kernel | None:
         """Return `kernel`, unless it is inherited: a subclass may have changed the prox."""
         return self.kernel(step) if "kernel" in vars(type(self)) else None
-
-    def _kernel_for(self, x: Tensor, step: Step) -> Kernel | None:
-        one_number = not isinstance(step, Tensor) or step.dim() == 0
-        if not (one_number and is_eager_cpu(x) and kernels.takes(x) and kernels.available()) or step == 0:
-            return None
-        return self.current_kernel(float(step))
 
     def _stacked(self, x: Tensor) -> Penalty | None:
         """Return this penalty for a stack of tensors like ``x`` along a new first axis; ``None`` if there is none."""

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from proxmo.kernels import Kernel, LazyModule
+from proxmo.kernels import Kernel
 from proxmo.penalties.axes import Step
 from proxmo.penalties.base import FloatAboveOne, NonNegativeFloat, PositiveFloat, Shrinkage
 from proxmo.penalties.thresholds import fit
 
-compiled = LazyModule("proxmo.penalties.compiled_elements")
+# Imported with numba, when a kernel is asked for.
+compiled = partial(import_module, "proxmo.penalties.compiled_elements")
 
 
 def soft_threshold(x: Tensor, threshold: float | Tensor, out: Tensor | None = None) -> Tensor:
@@ -73,7 +76,7 @@ class L1(Shrinkage):
         return soft_threshold(x, step * self.strength, out)
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled.soft, (step * self.strength,))
+        return Kernel(compiled().soft, (step * self.strength,))
 
 
 @dataclass
@@ -99,7 +102,7 @@ class SquaredL2(Shrinkage):
         return torch.div(x, 1 + step * self.strength, out=out)
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled.divide, (1 + step * self.strength,))
+        return Kernel(compiled().divide, (1 + step * self.strength,))
 
 
 @dataclass
@@ -127,7 +130,7 @@ class ElasticNet(Shrinkage):
         return soft_threshold(x, step * self.l1, out).div_(1 + step * self.l2)
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled.elastic, (step * self.l1, 1 + step * self.l2))
+        return Kernel(compiled().elastic, (step * self.l1, 1 + step * self.l2))
 
 
 @dataclass
@@ -159,7 +162,7 @@ class Huber(Shrinkage):
 
     def kernel(self, step: float) -> Kernel:
         t = step * self.strength
-        return Kernel(compiled.huber, (t * self.delta, self.delta * (1 + t), 1 + t))
+        return Kernel(compiled().huber, (t * self.delta, self.delta * (1 + t), 1 + t))
 
 
 @dataclass
@@ -186,7 +189,7 @@ class L0(Shrinkage):
         return torch.where(x.abs() <= threshold, x.new_zeros(()), x, out=out)
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled.hard, (math.sqrt(2 * self.strength) * math.sqrt(step),))
+        return Kernel(compiled().hard, (math.sqrt(2 * self.strength) * math.sqrt(step),))
 
 
 @dataclass
@@ -226,7 +229,7 @@ class MCP(Shrinkage):
         return threshold, choose(gentle, c * s, threshold), c * s, slope
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled.mcp, self._constants(step))
+        return Kernel(compiled().mcp, self._constants(step))
 
 
 @dataclass
@@ -270,7 +273,7 @@ class SCAD(Shrinkage):
         return step * s, choose(gentle, s * (1 + step), jump), choose(gentle, a * s, jump), a * s, slope, s
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled.scad, self._constants(step))
+        return Kernel(compiled().scad, self._constants(step))
 
 
 @dataclass
@@ -305,4 +308,4 @@ class LHalf(Shrinkage):
         return 54 ** (1 / 3) / 4 * (2 * self.strength) ** (2 / 3) * step ** (2 / 3)
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled.half, (self._threshold(step), -1.5, math.sqrt(0.5), 2 / 3, 2 * math.pi / 3, 1.0))
+        return Kernel(compiled().half, (self._threshold(step), -1.5, math.sqrt(0.5), 2 / 3, 2 * math.pi / 3, 1.0))

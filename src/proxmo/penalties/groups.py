@@ -8,19 +8,22 @@ within a group, x_i, t_i and step_i are its elements.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from proxmo.eager import is_eager_cpu
-from proxmo.kernels import Kernel, LazyModule
+from proxmo.kernels import Kernel
 from proxmo.penalties.axes import Groups, Step
 from proxmo.penalties.base import Dim, NonNegativeFloat, SumOverGroups
 from proxmo.penalties.elementwise import soft_threshold
-from proxmo.penalties.thresholds import LEAST, cap, secular_root, widest
+from proxmo.penalties.thresholds import LEAST, cap, level_in_metric, secular_root, widest
 
-compiled = LazyModule("proxmo.penalties.compiled_rows")
+# Imported with numba, when a kernel is asked for.
+compiled = partial(import_module, "proxmo.penalties.compiled_rows")
 
 
 def group_norms(groups: Groups, values: Tensor) -> Tensor:
@@ -101,7 +104,7 @@ class GroupL2(SumOverGroups):
         return shrink_groups(groups, groups.tensor, step * self.strength, out)
 
     def kernel(self, step: float) -> Kernel | None:
-        return self._rows_kernel(compiled.shrink, step * self.strength)
+        return self._rows_kernel(compiled().shrink, step * self.strength)
 
 
 @dataclass
@@ -138,14 +141,15 @@ class GroupLInf(SumOverGroups):
         return torch.clamp(groups.tensor, 0.0 - level, level, out=out)  # 0 − 0 is 0 where −0 would be -0.0
 
     def _level_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
+        """Return the τ ≥ 0 of each group with Σ (|x|/t − τ/t)₊ = 1, in float64."""
         magnitudes = widest(groups.elements).abs()
-        scale = group_scales(groups, magnitudes)
-        weights = 1 / (widest(step) * self.strength / scale).clamp_(min=LEAST[scale.dtype])
-        level = cap(magnitudes.div_(scale), 1.0, groups, weights) * scale
-        return level.to(groups.tensor.dtype)
+        scale, least = group_scales(groups, magnitudes), LEAST[magnitudes.dtype]
+        inverse = 1 / (widest(step) * self.strength / scale).clamp_(least, 1 / least)
+        level = level_in_metric(magnitudes / scale * inverse, 1.0, groups, inverse)
+        return (level.relu_() * scale).to(groups.tensor.dtype)
 
     def kernel(self, step: float) -> Kernel | None:
-        return self._rows_kernel(compiled.cap, step * self.strength)
+        return self._rows_kernel(compiled().cap, step * self.strength)
 
 
 @dataclass
@@ -178,4 +182,4 @@ class SparseGroup(SumOverGroups):
         return shrink_groups(groups, soft_threshold(groups.tensor, step * self.l1), step * self.group, out)
 
     def kernel(self, step: float) -> Kernel | None:
-        return self._rows_kernel(compiled.soft_then_shrink, step * self.group, step * self.l1)
+        return self._rows_kernel(compiled().soft_then_shrink, step * self.group, step * self.l1)

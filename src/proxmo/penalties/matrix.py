@@ -122,7 +122,7 @@ class NuclearBall(WithDim, Constraint):
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         def gains(sigma: Tensor) -> Tensor:
             groups = Groups(sigma, None)
-            kept = project_simplex(groups.elements, self.radius, groups)
+            kept = project_simplex(groups.elements.clone(), self.radius, groups)
             outside = torch.where(sigma == 0, 0.0, kept / sigma)
             return torch.where(sigma.sum() <= self.radius, 1.0, outside)
 

@@ -1,9 +1,8 @@
 """How to scale the singular values of a matrix.
 
 For X = U diag(σ) Vᵀ and gains g compute U diag(g) Uᵀ X, or X V diag(g) Vᵀ if X is tall. This needs only the singular
-vectors of the shorter side, which are the eigenvectors of the Gram matrix XXᵀ (or XᵀX) with eigenvalues σ². An eager
-CPU matrix is multiplied only by the vectors with a gain above 0; elsewhere (on a device, in a graph) gains are not
-read, and masks take the place of branches.
+vectors of the shorter side, which are the eigenvectors of the Gram matrix XXᵀ (or XᵀX) with eigenvalues σ². Values are
+never read, so that it works on a device and in a graph: masks take the place of branches.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from proxmo.checks import Dim
-from proxmo.eager import is_eager_cpu
 from proxmo.penalties.axes import as_matrix, from_matrix
 
 Gains = Callable[[Tensor], Tensor]
@@ -32,10 +30,14 @@ def scale_singular_values(x: Tensor, dim: Dim, gains: Gains, out: Tensor | None)
 
     ``gains`` maps the σ, in increasing order, to numbers in [0, 1] that do not decrease.
     """
-    matrix = as_matrix(x, dim)
+    matrix, finite = _finite_or_zero(as_matrix(x, dim))
     with _full_precision(x.device.type):
-        scaled = _scaled_by_branches(matrix, gains) if is_eager_cpu(x) else _scaled_by_masks(matrix, gains)
-    result = from_matrix(scaled, x, dim)
+        vectors, sigma = _factors(matrix)
+        gain = gains(sigma)
+        projector = (vectors * gain).to(matrix.dtype) @ vectors.to(matrix.dtype).mT
+        scaled = matrix @ projector if _is_tall(matrix) else projector @ matrix
+    scaled = torch.where((gain == 1).all(), matrix, scaled)
+    result = from_matrix(torch.where(finite, scaled, torch.nan), x, dim)
     return result if out is None else out.copy_(result)
 
 
@@ -45,30 +47,14 @@ def _full_precision(device: str) -> AbstractContextManager[None]:
     return torch.autocast(device, enabled=False) if cast else nullcontext()
 
 
-def _scaled_by_branches(matrix: Tensor, gains: Gains) -> Tensor:
-    if not bool(matrix.isfinite().all()):
-        return torch.full_like(matrix, torch.nan)
-    vectors, sigma = _factors(matrix)
-    gain = gains(sigma)
-    listed = gain.tolist()
-    if listed[0] == 1:
-        return matrix.clone()
-    dropped = listed.count(0.0)
-    return _recombined(matrix, vectors[:, dropped:], gain[dropped:])
-
-
-def _scaled_by_masks(matrix: Tensor, gains: Gains) -> Tensor:
-    given, finite = _finite_or_zero(matrix)
-    vectors, sigma = _factors(given)
-    gain = gains(sigma)
-    scaled = torch.where((gain == 1).all(), given, _recombined(given, vectors, gain))
-    return torch.where(finite, scaled, torch.nan)
-
-
 def _finite_or_zero(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return a matrix that LAPACK accepts, and whether it is the given one."""
     finite = matrix.isfinite().all()
     return torch.where(finite, matrix, 0.0), finite
+
+
+def _is_tall(matrix: Tensor) -> bool:
+    return matrix.shape[0] > matrix.shape[1]
 
 
 def _factors(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,19 +63,10 @@ def _factors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     float32 goes through the Gram matrix in float64: several times faster than an SVD, and right to 1e-8 of the largest
     singular value, where a float32 Gram matrix would lose half of the digits. float64 needs the SVD.
     """
-    tall = matrix.shape[0] > matrix.shape[1]
+    tall = _is_tall(matrix)
     if matrix.dtype == torch.float64:
         left, sigma, right = torch.linalg.svd(matrix, full_matrices=False)
         return (right.mT if tall else left).flip(-1), sigma.flip(-1)
     matrix = matrix.double()
     squares, vectors = torch.linalg.eigh(matrix.mT @ matrix if tall else matrix @ matrix.mT)
     return vectors, squares.clamp(min=0).sqrt()
-
-
-def _recombined(matrix: Tensor, vectors: Tensor, gain: Tensor) -> Tensor:
-    """Return U diag(gain) Uᵀ X, or X V diag(gain) Vᵀ."""
-    scaled, transposed = (vectors * gain).to(matrix.dtype), vectors.to(matrix.dtype).mT
-    most = 2 * len(gain) > len(vectors)  # then one product with the long side is less work than two with a thin factor
-    if matrix.shape[0] > matrix.shape[1]:
-        return matrix @ (scaled @ transposed) if most else matrix @ scaled @ transposed
-    return scaled @ transposed @ matrix if most else scaled @ (transposed @ matrix)

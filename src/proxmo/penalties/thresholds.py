@@ -1,9 +1,9 @@
 """The root-finders below group penalties and constraints.
 
 ℓ∞,1, the ℓ1 ball, the simplex and the nuclear ball need, for each group y, the level τ at which what rises above it
-adds up to a given radius, with weights a that are 1 unless the step differs between elements:
+adds up to a given radius:
 
-    Σ a·max(y − τ, 0) = radius.
+    Σ max(y − τ, 0) = radius.
 
 The sum is convex, decreasing and piecewise linear in τ, so Newton's method from below climbs monotonically and ends
 exactly, as soon as no element drops out of the sum (Michelot 1986), mostly in 4 to 10 passes over all groups at once,
@@ -14,49 +14,40 @@ all-reduces two or three numbers per group.
 Levels are measured from the top of each group, as depths d = max(y) − τ ≥ 0: differences of close numbers are exact in
 floating point, so digits survive even where the radius is tiny beside the entries.
 
+A step that differs between elements makes it Σ max(y − θ·step, 0) = radius. This θ is not measured from a top:
+quotients y/step over many decades have no digits in common.
+
 ℓ2,1 and the ℓ2 ball have closed forms for one step per group. Otherwise they need the root of ‖z/(a + θ)‖₂ = 1.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any, overload
+from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from proxmo.checks import FLOATING
 from proxmo.eager import is_eager_cpu, is_transformed
 from proxmo.penalties.axes import Groups, as_rows
 
+Number = TypeVar("Number", bound=float | Tensor)
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in FLOATING}
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in FLOATING}
 # Measured on a CPU: below either bound the sort wins, at both it is a draw.
 _SHORT_ROW = 32
 _FEW_ELEMENTS = 1 << 16
 _FEW_ROUNDINGS = 16  # up to this group length the rounding errors of a sum are negligible
-_TINY_ROW = 8  # elements below which NumPy's stable sort is faster than its quicksort
 LEAST = {torch.float64: 1e-200, torch.float32: 1e-30}  # stands for zero beside 1; its reciprocal can be summed
 _SECULAR_STEPS = 60  # it takes 4 to 8; steps over 60 decades take 30
 
 
-@overload
-def fit(value: float, dtype: torch.dtype) -> float: ...
-
-
-@overload
-def fit(value: float | Tensor, dtype: torch.dtype) -> float | Tensor: ...
-
-
-def fit(value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
+def fit(value: Number, dtype: torch.dtype) -> Number:
     """Clamp a number to the finite range of ``dtype``: torch refuses number arguments beyond it, but not tensors."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) or -_LARGEST[dtype] <= value <= _LARGEST[dtype]:
         return value
-    limit = _LARGEST[dtype]
-    return value if -limit <= value <= limit else math.copysign(limit, value)
+    return math.copysign(_LARGEST[dtype], value)  # type: ignore[return-value]
 
 
 def widest(x: Tensor) -> Tensor:
@@ -64,16 +55,17 @@ def widest(x: Tensor) -> Tensor:
     return x if x.device.type == "mps" else x.double()
 
 
-def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool = False) -> Tensor:
-    """Return max(y − τ, 0) for each group, the nearest point of the simplex {u ≥ 0, Σu = radius}.
+def project_simplex(y: Tensor, radius: float, groups: Groups, step: Tensor | None = None) -> Tensor:
+    """Return max(y − τ, 0) for each group, the nearest point of the simplex {u ≥ 0, Σu = radius}; overwrites ``y``.
 
     An element above τ by no more than its rounding (in short groups: than that of the radius) counts as not above, so
-    that zeros stay zero when they are projected again.
+    that zeros stay zero when they are projected again. A step for every element makes it max(y − θ·step, 0).
     """
     radius, eps = fit(radius, y.dtype), _EPS[y.dtype]
-    top = groups.amax(y)
-    below = y.sub_(top) if in_place else y - top
-    depth = _depth(below, radius, groups, None)
+    if step is not None:
+        return _project_simplex_in_metric(y, radius, groups, step)
+    below = y.sub_(groups.amax(y))
+    depth = _depth(below, radius, groups)
     if groups.length <= _FEW_ROUNDINGS:
         return torch.threshold_(below.add_(depth), eps * radius, 0.0)
     active = below.add_(depth * (1 - eps)).relu_().sign()
@@ -83,56 +75,53 @@ def project_simplex(y: Tensor, radius: float, groups: Groups, *, in_place: bool 
     return below.add_(active.mul_(share)).relu_()
 
 
-def project_simplex_in_metric(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
-    """Return max(y − θ·step, 0) with the θ that makes the sum of each group ``radius``.
-
-    Measured in θ, not from a top as above: quotients y/step over many decades have no digits in common.
-    """
-    radius = fit(radius, y.dtype)
-    theta = _theta_by_sort(y, radius, groups, step) if _is_recorded(y) else _theta_by_newton(y, radius, groups, step)
-    above = y - theta * step
+def _project_simplex_in_metric(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
+    above = y - level_in_metric(y, radius, groups, step) * step
     active = (above > _EPS[y.dtype] * y.abs()).to(y.dtype)
     above.mul_(active)
-    reached, mass = groups.sum_over_ranks(_sum(above, groups), _sum(step, groups, active))
+    reached, mass = groups.sum_over_ranks(_sum(above, groups), _sum(step * active, groups))
     share = (radius - reached) / mass.clamp(min=LEAST[y.dtype])
     return above.add_(active.mul_(step).mul_(share)).relu_()
 
 
-def _theta_by_sort(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
-    """Return the largest of the θ at which the k elements of largest y/step alone make the radius."""
-    rows, steps = as_rows(y, groups.axes), as_rows(step.expand(y.shape), groups.axes)
+def level_in_metric(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
+    """Return the θ of each group with Σ max(y − θ·step, 0) = radius, for ``step`` > 0.
+
+    Any set of elements gives a lower bound of θ, the one at which the set alone makes the radius. The largest of these
+    is θ itself. So it is never lowered, even if rounding hides that an element with a large step is above.
+    """
+    if _is_recorded(y) and not groups.sharded:
+        return _level_by_sort(y, radius, groups, step)
+    theta = groups.amax((y - radius) / step)  # from sets of one element
+    active, before = torch.ones_like(y), torch.full_like(theta, math.inf)
+    while True:
+        active = active * (y > theta * step)  # elements only drop out, so this ends
+        sums = [_sum(part, groups) for part in (y * active, step * active, active)]
+        reached, mass, count = groups.sum_over_ranks(*sums)
+        theta = torch.maximum(theta, (reached - radius) / mass.clamp(min=LEAST[y.dtype]))
+        if not bool((count < before).any()):
+            return theta
+        before = count
+
+
+def _level_by_sort(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
+    """Do the same without a loop, by the sets of the k elements of largest y/step."""
+    rows, steps = as_rows(y, groups.axes), as_rows(step, groups.axes)
     order = (rows / steps).argsort(dim=-1, descending=True)
     theta = (rows.gather(-1, order).cumsum(-1) - radius) / steps.gather(-1, order).cumsum(-1)
-    return theta.amax(-1).reshape([1 if axis in groups.axes else size for axis, size in enumerate(y.shape)])
+    return theta.amax(-1).reshape(groups.reduced_shape)
 
 
-def _theta_by_newton(y: Tensor, radius: float, groups: Groups, step: Tensor) -> Tensor:
-    theta = groups.amax((y - radius) / step)  # where one element alone makes the radius
-    active, before = (y > theta * step).to(y.dtype), None
-    while True:
-        sums = (_sum(y, groups, active), _sum(step, groups, active), _sum(active, groups))
-        reached, mass, count = groups.sum_over_ranks(*sums)
-        theta = torch.where(count > 0, (reached - radius) / mass.clamp(min=LEAST[y.dtype]), theta)
-        if before is not None and not bool((count < before).any()):
-            return theta
-        active, before = active * (y > theta * step), count  # elements only drop out, so this ends
-
-
-def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None = None) -> Tensor:
+def cap(magnitudes: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
     """Return the level τ ≥ 0 per group above which ``magnitudes`` ≥ 0 add up to ``radius``; 0 if all of them do not.
 
     Overwrites ``magnitudes``.
     """
     radius = fit(radius, magnitudes.dtype)
-    (total,) = groups.sum_over_ranks(_sum(magnitudes, groups, weights))
-    vanishes = total <= radius  # false for NaN, which stays in its group
+    vanishes = groups.sum(magnitudes) <= radius  # false for NaN, which stays in its group
     top = groups.amax(magnitudes)
-    depth = _depth(magnitudes.sub_(top), radius, groups, weights)
+    depth = _depth(magnitudes.sub_(top), radius, groups)
     return (top - depth).relu_().masked_fill_(vanishes, 0)
-
-
-def _tiny(x: Tensor) -> float:
-    return torch.finfo(x.dtype).tiny
 
 
 def _is_recorded(x: Tensor) -> bool:
@@ -140,86 +129,52 @@ def _is_recorded(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or is_transformed(x)
 
 
-def _sum(values: Tensor, groups: Groups, weights: Tensor | None = None) -> Tensor:
-    """Return the weighted sum over the local elements of each group."""
-    return (values if weights is None else values * weights).sum(groups.axes, keepdim=True)
+def _sum(values: Tensor, groups: Groups) -> Tensor:
+    """Return the sum over the local elements of each group."""
+    return values.sum(groups.axes, keepdim=True)
 
 
-def _depth(below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None) -> Tensor:
+def _depth(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
     """Return how far the level of each group lies under its top, from which ``below`` ≤ 0 is measured."""
-    # With weights over many decades Newton's method cannot tell whether a heavy element is above the level: its weight
-    # times a rounding error may exceed the radius. The depths that a sort gives are all upper bounds.
     few = groups.length <= _SHORT_ROW or below.numel() <= _FEW_ELEMENTS
-    if not groups.sharded and (few or weights is not None or _is_recorded(below)):
-        return _depth_by_sort(below, radius, groups, weights)
-    return _depth_by_newton(below, radius, groups, weights)
+    if not groups.sharded and (few or _is_recorded(below)):
+        return _depth_by_sort(below, radius, groups)
+    return _depth_by_newton(below, radius, groups)
 
 
-def _depth_by_sort(below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None = None) -> Tensor:
+def _depth_by_sort(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
     """Return the least of the depths at which the k largest elements alone make the radius."""
-    rows = as_rows(below, groups.axes)
-    length, gaps = rows.shape[-1], rows.neg()
-    if weights is not None:
-        gaps, order = gaps.sort(dim=-1)
-        mass = as_rows(weights, groups.axes).gather(-1, order)
-        sums, ranks = (gaps * mass).cumsum(-1).add_(radius), mass.cumsum(-1)
-    elif is_eager_cpu(gaps) and not isinstance(radius, Tensor):
-        numbers = gaps.numpy()  # its sort is several times faster than torch's, which also keeps track of indices
-        _sort_nonnegative(numbers)
-        numbers[..., 0] += radius  # so that cumsum adds it to every sum
-        sums, ranks = gaps.cumsum(-1), torch.from_numpy(_ranks(length, numbers.dtype))
+    gaps = as_rows(below, groups.axes).neg()
+    if is_eager_cpu(gaps):
+        gaps.numpy().sort()  # several times faster than torch's sort, which also keeps track of indices
     else:
-        sums = gaps.sort(dim=-1).values.cumsum(-1)
-        sums += radius.reshape(*rows.shape[:-1], 1) if isinstance(radius, Tensor) and radius.dim() else radius
-        ranks = torch.arange(1, length + 1, dtype=rows.dtype, device=rows.device)
-    depth = sums.div_(ranks).amin(-1, keepdim=True)
-    if rows is not below:
-        depth = depth.reshape([1 if axis in groups.axes else size for axis, size in enumerate(below.shape)])
+        gaps = gaps.sort(dim=-1).values
+    sums = gaps.cumsum(-1)
+    sums += radius.reshape(*gaps.shape[:-1], 1) if isinstance(radius, Tensor) and radius.dim() else radius
+    ranks = torch.arange(1, gaps.shape[-1] + 1, dtype=gaps.dtype, device=gaps.device)
+    depth = sums.div_(ranks).amin(-1).reshape(groups.reduced_shape)
     # Compiled sums are not taken in float64; Newton's method corrects their rounding.
-    if weights is None and torch.compiler.is_compiling():
-        depth, _ = _newton_step(below, radius, groups, weights, depth, torch.empty_like(below))
+    if torch.compiler.is_compiling():
+        depth, _ = _newton_step(below, radius, groups, depth, torch.empty_like(below))
     return depth
 
 
-def _sort_nonnegative(rows: NDArray[Any]) -> None:
-    """Sort each row of non-negative floats (or NaN) in place, by their bit pattern."""
-    bits = rows.view(f"i{rows.itemsize}")
-    bits.sort(kind="stable" if rows.shape[-1] < _TINY_ROW else None)
-
-
-@functools.lru_cache(maxsize=8)
-def _ranks(length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return 1, 2, …, cached: for short rows this call would take a tenth of the prox.
-
-    Not cached as a tensor, which would remember the torch mode that it was made in.
-    """
-    return np.arange(1, length + 1, dtype=dtype)
-
-
 def _newton_step(
-    below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None, depth: Tensor, work: Tensor
+    below: Tensor, radius: float | Tensor, groups: Groups, depth: Tensor, work: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the next depth, and the number of elements above the present one."""
     above = torch.add(below, depth, out=work).relu_()
-    sums = [_sum(above, groups, weights), _sum(above.sign_(), groups)]
-    if weights is not None:  # counted as well: light elements are lost in the sum of the weights
-        sums.append(_sum(above, groups, weights))
-    reached, count, *mass = groups.sum_over_ranks(*sums)
-    return depth - (reached - radius) / (mass[0].clamp(min=_tiny(below)) if mass else count.clamp(min=1)), count
+    reached, count = groups.sum_over_ranks(_sum(above, groups), _sum(above.sign_(), groups))
+    return depth - (reached - radius) / count.clamp(min=1), count
 
 
-def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups, weights: Tensor | None = None) -> Tensor:
+def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups) -> Tensor:
     work = torch.empty_like(below)
-    # Two bounds from above: the depth with all elements active, and the least with one element active alone.
-    if weights is None:
-        depth = torch.minimum((radius - groups.sum(below)) / groups.length, below.new_ones(()) * radius)
-    else:
-        mass = weights.expand(below.shape).sum(groups.axes, keepdim=True)
-        reached, mass = groups.sum_over_ranks(_sum(below, groups, weights), mass)
-        depth = torch.minimum((radius - reached) / mass, -groups.amax(below - radius / weights))
-    depth, active = _newton_step(below, radius, groups, weights, depth, work)
+    # Two bounds from above: the depth with all elements active, and with the largest active alone.
+    depth = torch.minimum((radius - groups.sum(below)) / groups.length, below.new_ones(()) * radius)
+    active = torch.full_like(depth, math.inf)
     while True:
-        depth, fewer = _newton_step(below, radius, groups, weights, depth, work)
+        depth, fewer = _newton_step(below, radius, groups, depth, work)
         if not bool((fewer < active).any()):  # false for NaN, so it cannot keep the loop going
             return depth
         active = torch.minimum(active, fewer)  # rounding must not bring elements back, or groups might take turns
@@ -235,9 +190,7 @@ def secular_root(z: Tensor, a: Tensor, groups: Groups) -> Tensor:
     for _ in range(_SECULAR_STEPS):
         total = a + theta
         ratio = z / total
-        squares, cubes = groups.sum_over_ranks(
-            *(part.sum(groups.axes, keepdim=True) for part in (ratio.square(), ratio.square().div_(total)))
-        )
+        squares, cubes = groups.sum_over_ranks(_sum(ratio.square(), groups), _sum(ratio.square().div_(total), groups))
         n = squares.sqrt()
         higher = theta + ((n - 1) * squares / cubes).nan_to_num_(nan=0.0, posinf=0.0).clamp_(min=0)
         done = not _is_recorded(z) and not bool((higher > theta * (1 + _EPS[z.dtype])).any())
