@@ -17,8 +17,9 @@ LAYERS = [
     {"penalties"},
     {"secants"},
     {"optim"},
-    {"layers", "schedules", "criteria", "estimates", "iterates", "proxy"},
+    {"layers", "schedules", "criteria", "estimates", "iterates", "proxy", "targets"},
     {"compaction"},
+    {"shrinking"},
     {"experiments"},
     {"cli"},
 ]

@@ -66,6 +66,7 @@ from proxmo.penalties import (
 )
 from proxmo.proxy import ProxyObjective
 from proxmo.schedules import RateScheduler, StrengthScheduler
+from proxmo.targets import KeepScheduler
 
 __version__ = version("proxmo")
 
@@ -89,6 +90,7 @@ __all__ = [
     "InexactProxSGD",
     "InnerReport",
     "InnerSGD",
+    "KeepScheduler",
     "L1Ball",
     "L2Ball",
     "LHalf",

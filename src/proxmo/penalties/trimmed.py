@@ -104,10 +104,9 @@ class Trimmed(Penalty):
         return self.total([x])
 
     def prox_(self, tensors: list[Tensor], step: Step | list[Tensor]) -> None:
-        if not isinstance(step, (Tensor, list)) and step == 0:
-            return
+        no_step = not isinstance(step, (Tensor, list)) and step == 0
         tensors, steps = without_empty(tensors, step)
-        if not tensors:
+        if no_step or self.count_spared(tensors) == self.count_blocks(tensors):
             return
         shrunk = [x.clone() for x in tensors]
         self.penalty.prox_(shrunk, step if not isinstance(step, list) else steps)

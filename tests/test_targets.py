@@ -1,0 +1,154 @@
+"""KeepScheduler: the ramp, exact targets without a strength, resuming, and what it says if a target is missed."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import proxmo
+from proxmo import KeepScheduler, Trimmed
+
+
+class Run:
+    """A small noisy regression with a trimmed penalty."""
+
+    def __init__(
+        self, inner: Any = None, keep: float | int = 0.25, horizon: int = 60, scope: Any = "all", **options: Any
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+        self.penalty = Trimmed(proxmo.GroupL2(0.5) if inner is None else inner, 1.0, scope)
+        groups = proxmo.param_groups(self.model, self.penalty)
+        self.optimizer = proxmo.ProxSGD(groups, lr=0.2, momentum=0.8)
+        self.live: Trimmed = self.optimizer.param_groups[0]["penalty"]
+        self.scheduler = KeepScheduler(self.optimizer, keep, horizon, **options)
+        self.horizon = horizon
+
+    def train(self, steps: range | None = None) -> list[tuple[float | int, float]]:
+        seen = []
+        for k in steps or range(self.horizon):
+            generator = torch.Generator().manual_seed(k)
+            x = torch.randn(16, 6, generator=generator)
+            self.optimizer.zero_grad()
+            (self.model(x) - x[:, :4].sin() * 3).square().mean().backward()
+            seen.append((self.live.keep, getattr(self.live.penalty, "strength", 0.0)))
+            self.optimizer.step()
+            self.scheduler.step()
+        return seen
+
+    def weights(self) -> list[Tensor]:
+        return [p.detach() for p in self.optimizer.param_groups[0]["params"]]
+
+
+@pytest.mark.parametrize("keep", [0.25, 5, 1])
+@pytest.mark.parametrize("inner", [proxmo.GroupL2(0.5), proxmo.GroupLInf(0.5), proxmo.L1(0.5)], ids=str)
+def test_target_is_met_exactly_without_choosing_a_strength(inner: Any, keep: float | int) -> None:
+    run = Run(inner, keep)
+    run.train()
+    blocks = run.live.count_blocks(run.weights())
+    assert run.live.count_nonzero(run.weights()) == (keep if isinstance(keep, int) else round(keep * blocks))
+    assert run.live.keep == keep
+
+
+def test_target_holds_for_each_parameter_with_scope_each() -> None:
+    run = Run(scope="each")
+    run.train()
+    assert [int((w.abs().sum(1) > 0).sum()) for w in run.weights()] == [4, 1]
+
+
+def test_ramp_is_cubic_and_strength_only_grows() -> None:
+    run = Run(start=0.1, end=0.6)
+    seen = run.train()
+    keeps = [keep for keep, _ in seen]
+    assert keeps[:7] == [1.0] * 7
+    assert keeps[21] == pytest.approx(0.25 + 0.75 * (1 - 0.5) ** 3)
+    assert set(keeps[36:]) == {0.25}
+    strengths = [strength for _, strength in seen]
+    assert strengths == sorted(strengths)
+    assert 0 < strengths[10] < 10
+
+
+def test_kept_blocks_are_not_shrunk_after_the_ramp() -> None:
+    """With gradients of zero the blocks that stay do not move at all."""
+    weight = nn.Parameter(torch.arange(1.0, 9.0).reshape(8, 1))
+    optimizer = proxmo.ProxSGD([weight], lr=0.1, penalty=Trimmed(proxmo.GroupL2(0.0), 1.0))
+    scheduler = KeepScheduler(optimizer, 0.25, 40)
+    for _ in range(40):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        scheduler.step()
+    assert weight.flatten().tolist() == [0, 0, 0, 0, 0, 0, 7, 8]
+
+
+def test_resumed_run_equals_uninterrupted_one() -> None:
+    whole, first = Run(), Run()
+    whole.train()
+    first.train(range(17))
+    state = copy.deepcopy([part.state_dict() for part in (first.model, first.optimizer, first.scheduler)])
+    second = Run()
+    second.model.load_state_dict(state[0])
+    second.optimizer.load_state_dict(state[1])
+    second.scheduler.load_state_dict(state[2])
+    second.train(range(17, 60))
+    for found, expected in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(found, expected)
+    with pytest.raises(ValueError, match="scheduler for 0 trimmed penalties into one for 1"):
+        second.scheduler.load_state_dict({"last_step": 3, "strengths": []})
+
+
+def test_own_strength_is_kept_and_too_small_a_one_is_reported() -> None:
+    run = Run(proxmo.GroupL2(1e-6), tune_strength=False)
+    with pytest.warns(UserWarning, match=r"of Trimmed.* not zero, 5 were to be kept: its strength is too small"):
+        run.train()
+    assert run.live.penalty == proxmo.GroupL2(1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Run(proxmo.GroupL2(5.0), tune_strength=False).train()
+
+
+def test_missing_gradients_and_an_lr_of_zero_are_named() -> None:
+    run = Run()
+    run.model[2].weight.requires_grad_(False)
+    run.train()  # frozen weights do not count
+    assert run.live.count_nonzero([run.weights()[0]]) == 4
+
+    params = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))]
+    for lr, reason in ((0.1, "some parameters got no gradient"), (0.0, "lr is 0")):
+        optimizer = proxmo.ProxSGD(params, lr=lr, penalty=Trimmed(proxmo.L1(0.0), 1.0))
+        scheduler = KeepScheduler(optimizer, 0.25, 10)
+        with pytest.warns(UserWarning, match=reason):
+            take_steps(optimizer, scheduler, params[0])
+
+
+def take_steps(optimizer: proxmo.ProxSGD, scheduler: KeepScheduler, param: Tensor) -> None:
+    for _ in range(10):
+        param.grad = torch.zeros_like(param)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"keep": 0.0}, r"keep must be a share in \(0, 1\]"),
+        ({"keep": 21}, "keep must be at most the number of elements or groups, 20, got 21"),
+        ({"start": 0.6}, r"0 <= start < end <= 1, got start=0.6 and end=0.5"),
+        ({"end": 1.2}, r"0 <= start < end <= 1, got start=0.05 and end=1.2"),
+        ({"horizon": 0}, "horizon must be an integer >= 1, got 0"),
+        ({"inner": proxmo.SparseGroup(0.1, 0.1)}, "tune_strength knows the strengths of L1, GroupL2 and GroupLInf"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Run(**arguments)
+
+
+def test_optimizer_without_a_trimmed_penalty_is_refused() -> None:
+    optimizer = proxmo.ProxSGD([nn.Parameter(torch.ones(2))], penalty=proxmo.L1(0.1))
+    with pytest.raises(ValueError, match="optimizer must have a Trimmed penalty in one of its parameter groups"):
+        KeepScheduler(optimizer, 0.5, 10)
