@@ -63,7 +63,7 @@ from proxmo.penalties import (
     TopK,
 )
 from proxmo.proxy import ProxyObjective
-from proxmo.schedules import RateScheduler, StrengthScheduler
+from proxmo.schedules import CosineRates, RateScheduler, StrengthScheduler
 
 __version__ = version("proxmo")
 
@@ -78,6 +78,7 @@ __all__ = [
     "CompactionError",
     "CompactionReport",
     "Constraint",
+    "CosineRates",
     "ElasticNet",
     "Estimates",
     "GroupL2",
