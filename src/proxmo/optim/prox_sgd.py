@@ -69,7 +69,7 @@ class ProxSGD(PolyakMomentum):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor = 0.1,
         momentum: float | Tensor = 0.9,
         penalty: Penalty | None = None,
         *,
