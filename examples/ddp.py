@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import proxmo
 
+EPOCHS = 40
+
 distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 rank = distributed.get_rank()
 device = torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
@@ -25,12 +27,14 @@ loader = DataLoader(data, batch_size=64, sampler=sampler)
 network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).to(device)
 model = DistributedDataParallel(network)
 optimizer = proxmo.ProxSGD(proxmo.param_groups(network, proxmo.GroupL2(0.02), exclude=["2"]), lr=1.0)
-for epoch in range(40):
+scheduler = proxmo.RateScheduler(optimizer, proxmo.CosineRates(lr=1.0, momentum=0.9, horizon=EPOCHS * len(loader)))
+for epoch in range(EPOCHS):
     sampler.set_epoch(epoch)
     for images, labels in loader:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images.to(device)), labels.to(device)).backward()
         optimizer.step()
+        scheduler.step()
     if rank == 0 and epoch % 10 == 9:
         print(f"epoch {epoch + 1}: {optimizer.sparsity()[0].groups:.0%} of the hidden neurons are zero", flush=True)
 if rank == 0:

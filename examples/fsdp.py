@@ -41,11 +41,12 @@ torch.manual_seed(0)  # the same initial weights on every rank
 network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).to(device)
 fully_shard(network)  # before the optimizer is made, since this replaces the parameters
 optimizer = proxmo.ProxSGD(proxmo.param_groups(network, proxmo.GroupL2(0.02), exclude=["2"]), lr=1.0)
+scheduler = proxmo.RateScheduler(optimizer, proxmo.CosineRates(lr=1.0, momentum=0.9, horizon=STEPS))
 
 step = 0
 if saved := sorted(folder.glob("step-*[0-9]")):
     model_state, optimizer_state = get_state_dict(network, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state}
+    state = {"model": model_state, "optimizer": optimizer_state, "scheduler": scheduler}
     dcp.load(state, checkpoint_id=saved[-1])
     set_state_dict(network, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     step = int(saved[-1].name.removeprefix("step-"))
@@ -55,12 +56,14 @@ while step < STEPS:
     optimizer.zero_grad()
     nn.functional.cross_entropy(network(images[local]), labels[local]).backward()
     optimizer.step()
+    scheduler.step()
     step += 1
     if step % EVERY == 0:
         zero = optimizer.sparsity()[0].groups  # a collective operation: every rank must call it
         model_state, optimizer_state = get_state_dict(network, optimizer)
         unfinished = folder / f"step-{step:06}.unfinished"
-        dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=unfinished)
+        state = {"model": model_state, "optimizer": optimizer_state, "scheduler": scheduler}
+        dcp.save(state, checkpoint_id=unfinished)
         if rank == 0:  # rename only when complete, so that no partial checkpoint is ever loaded
             shutil.rmtree(final := folder / f"step-{step:06}", ignore_errors=True)
             unfinished.rename(final)

@@ -38,7 +38,7 @@ class Digits(pl.LightningModule):
         head = [{**group, "lr": 0.2} for group in proxmo.param_groups(self.network[2], proxmo.L1(1e-3))]
         optimizer = proxmo.ProxSGD([*hidden, *head], lr=1.0, momentum=0.9)
         steps = EPOCHS * len(self.train_dataloader())
-        rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        rates = proxmo.RateScheduler(optimizer, proxmo.CosineRates(lr=1.0, momentum=0.9, horizon=steps))
         strengths = proxmo.StrengthScheduler(optimizer, lambda step: min(1.0, 2 * step / steps))
         return [optimizer], [{"scheduler": scheduler, "interval": "step"} for scheduler in (rates, strengths)]
 

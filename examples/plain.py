@@ -1,7 +1,7 @@
 """Plain training loop: `python examples/plain.py`; `--resume` continues from the last checkpoint.
 
-It shows parameter groups with their own penalties and learning rates, an lr scheduler, a warm-up of the strengths,
-automatic mixed precision, and checkpoints of everything. Needs `pip install scikit-learn`.
+It shows parameter groups with their own penalties and learning rates, lr and momentum annealed together, a warm-up
+of the strengths, automatic mixed precision, and checkpoints of everything. Needs `pip install scikit-learn`.
 """
 
 import sys
@@ -27,7 +27,7 @@ def train(folder: Path, until: int = EPOCHS, resume: bool = False) -> None:
     head = [{**group, "lr": 0.2} for group in proxmo.param_groups(model[2], proxmo.L1(1e-3))]  # zeroes single weights
     optimizer = proxmo.ProxSGD([*hidden, *head], lr=1.0, momentum=0.9)
     steps = EPOCHS * -(-len(labels) // 64)
-    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    rates = proxmo.RateScheduler(optimizer, proxmo.CosineRates(lr=1.0, momentum=0.9, horizon=steps))
     strengths = proxmo.StrengthScheduler(optimizer, lambda step: min(1.0, 2 * step / steps))
     components = {"model": model, "optimizer": optimizer, "rates": rates, "strengths": strengths}
     first = 0

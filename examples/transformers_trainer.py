@@ -46,7 +46,7 @@ def train(folder: Path, until: int = STEPS, resume: bool = False) -> None:
     others = ["*.embeddings", "*.attention", "*.output", "*.pooler", "classifier"]  # penalize only hidden neurons
     groups = proxmo.param_groups(model, proxmo.GroupL2(0.015), exclude=others)
     optimizer = proxmo.ProxSGD(groups, lr=0.5, momentum=0.9)
-    rates = transformers.get_cosine_schedule_with_warmup(optimizer, STEPS // 10, STEPS)
+    rates = proxmo.RateScheduler(optimizer, proxmo.CosineRates(0.5, momentum=0.9, horizon=STEPS, warmup=STEPS // 10))
     options = {"per_device_train_batch_size": 64, "max_steps": until, "save_steps": 75, "logging_strategy": "no"}
     quiet = {"report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": torch.cuda.is_available()}
     trainer = transformers.Trainer(

@@ -104,12 +104,16 @@ def test_code_in_readme_and_docs_prints_the_output_below_it(tmp_path: Path, monk
         assert printed.getvalue() == expected
 
 
-def test_readme_figure_for_zero_momentum_is_right() -> None:
+@pytest.mark.parametrize(
+    ("momentum", "sentence", "inputs"),
+    [("0", "uses 19 of the 20", 19), ("0.99", "With `momentum=0.99` it uses 11", 11)],
+)
+def test_readme_figures_for_other_momenta_are_right(momentum: str, sentence: str, inputs: int) -> None:
     code = re.search(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert code is not None
-    assert "uses 19 of the 20" in README.replace("\n", " ")
+    assert sentence in README.replace("\n", " ")
     names: dict[str, object] = {}
     with contextlib.redirect_stdout(io.StringIO()):
-        exec(code[1].replace("momentum=0.95", "momentum=0"), names)
+        exec(code[1].replace("momentum=0.95", f"momentum={momentum}"), names)
     used = names["model"][0].weight.abs().sum(0).count_nonzero()  # type: ignore[index]
-    assert used == 19
+    assert used == inputs

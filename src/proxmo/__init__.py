@@ -65,7 +65,7 @@ from proxmo.penalties import (
     Trimmed,
 )
 from proxmo.proxy import ProxyObjective
-from proxmo.schedules import RateScheduler, StrengthScheduler
+from proxmo.schedules import CosineRates, RateScheduler, StrengthScheduler
 from proxmo.targets import KeepScheduler
 
 __version__ = version("proxmo")
@@ -82,6 +82,7 @@ __all__ = [
     "CompactionError",
     "CompactionReport",
     "Constraint",
+    "CosineRates",
     "ElasticNet",
     "Estimates",
     "GroupL2",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch.optim import Optimizer
@@ -21,14 +22,16 @@ _WEIGHTS = ("strength", "l1", "l2", "group")  # the fields that multiply a penal
 class RateScheduler(LRScheduler):
     """Set lr AND momentum of every parameter group before each step, from a plan or any function k ↦ `Rates`.
 
+    Parameter groups keep the ratios of their lr: the largest becomes lr_k. Momentum is the same in all groups.
+
     The indexing is that of the paper: step k = 0, 1, … uses lr_k = 1/M_k and momentum 1 − γ_{k−1}, since γ_{k−1} weighs
     the gradient of step k against the average of earlier gradients. (Step 0 starts the average; its momentum is that of
     ``rates(0)`` and has no effect.) Call ``step()`` after each ``optimizer.step()``, as with every scheduler.
 
     Args:
         optimizer: an optimizer with ``momentum`` in its parameter groups, such as `ProxSGD`.
-        rates: a `theory.Plan`, a `theory.IncreasingSchedule`, or any function from the step to `theory.Rates`. Not
-            saved in ``state_dict``: pass the same one when you resume.
+        rates: `CosineRates`, a `theory.Plan`, a `theory.IncreasingSchedule`, or any function from the step to
+            `theory.Rates`. Not saved in ``state_dict``: pass the same one when you resume.
         last_epoch: the number of the last step taken, -1 to start.
 
     >>> import torch, proxmo
@@ -53,11 +56,69 @@ class RateScheduler(LRScheduler):
         momentum = max(self.rates(max(k - 1, 0)).momentum, sys.float_info.min)
         for group in self.optimizer.param_groups:
             group["momentum"] = momentum
-        return [self.rates(k).lr] * len(self.optimizer.param_groups)
+        lr = self.rates(k).lr
+        initial = [float(of_group) for of_group in self.base_lrs]
+        largest = max(initial)
+        return [lr * (of_group / largest) if largest > 0 else lr for of_group in initial]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state without ``rates``, a function that may not be serializable."""
         return {key: value for key, value in super().state_dict().items() if key != "rates"}
+
+
+@dataclass(frozen=True)
+class CosineRates:
+    r"""Rates for `RateScheduler` that anneal together: lr along a cosine to 0, and 1 − momentum in proportion to it.
+
+    .. math::
+        \mathrm{lr}_k = \mathrm{lr}\,\cos^2\Bigl(\frac{π}{2}\,\frac{k - w}{K - w}\Bigr), \qquad
+        1 - μ_k = (1 - μ)\,\frac{\mathrm{lr}_k}{\mathrm{lr}}
+
+    with K the horizon and w the warm-up, in which lr_k = lr·(k + 1)/(w + 1) for k < w. The average of gradients lags by
+    1/(1 − momentum) steps, and its noise falls with 1 − momentum: where lr falls alone, the noise of the average stays,
+    and keeps weights away from zero that the penalty should hold there. The last step, k = K − 1, still has lr > 0 and
+    momentum < 1, as the optimizers require; steps beyond it use the same rates.
+
+    Args:
+        lr: the largest step size, > 0.
+        momentum: μ in [0, 1), the momentum at that step size.
+        horizon: K ≥ 1, the number of steps.
+        warmup: w, the number of steps before the largest lr, 0 ≤ w < horizon.
+
+    >>> rates = CosineRates(lr=0.5, momentum=0.9, horizon=100)
+    >>> rates(0)
+    Rates(lr=0.5, momentum=0.9)
+    >>> half = rates(50)
+    >>> round(half.lr, 6), round(half.momentum, 6)
+    (0.25, 0.95)
+    """
+
+    lr: float
+    momentum: float
+    horizon: int
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        checks.more_than(0, "lr", self.lr)
+        if not 0 <= checks.number("momentum", self.momentum, takes="a number in [0, 1)") < 1:
+            raise ValueError(f"momentum must be a number in [0, 1), got {self.momentum!r}")
+        checks.count("horizon", self.horizon, least=1)
+        if checks.count("warmup", self.warmup) >= self.horizon:
+            raise ValueError(f"warmup must be less than horizon = {self.horizon}, got {self.warmup!r}")
+
+    def __call__(self, k: int) -> Rates:
+        """Return the rates of step ``k``; beyond the horizon, those of the last step."""
+        factor = self._factor(min(k, self.horizon - 1))
+        # In very long runs 1 − momentum falls below the spacing of floats.
+        momentum = min(1 - (1 - self.momentum) * factor, math.nextafter(1.0, 0.0))
+        return Rates(self.lr * factor, momentum if factor < 1 else self.momentum)
+
+    def _factor(self, k: int) -> float:
+        if k < self.warmup:
+            return (k + 1) / (self.warmup + 1)
+        # the cosine as a sine of what is left: exactly 1 at first, and without cancellation at the end
+        left = (self.horizon - k) / (self.horizon - self.warmup)
+        return math.sin(math.pi / 2 * left) ** 2
 
 
 class StrengthScheduler:

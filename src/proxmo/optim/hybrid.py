@@ -57,7 +57,7 @@ class ProxHybridSGD(RecursiveOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor = 0.1,
         momentum: float = 0.9,
         averaging: float = 1.0,
         penalty: Penalty | None = None,

@@ -65,7 +65,7 @@ class InexactProxSGD(PolyakMomentum):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor = 0.1,
         momentum: float = 0.9,
         *,
         inner: InnerSGD,

@@ -32,6 +32,12 @@ class ProxSGD(PolyakMomentum):
     at any batch size, where the vanilla method (``momentum=0``) stalls at the level of the noise, whatever its lr. In
     the notation of Gao, Rodomanov and Stich (Algorithm 1) lr = 1/M and momentum = 1 − γ.
 
+    Choose lr and momentum together. For steps as long as those of torch's SGD with momentum 0.9, take ten times its lr,
+    since the average does not multiply them by 1/(1 − momentum). Raise momentum and you lower lr: the average lags by
+    1/(1 − momentum) steps, in which the point must not move far, so lr·L must stay well below 1 − momentum, with L the
+    smoothness of f. For the same reason anneal both, as `CosineRates` does with `RateScheduler`: where only lr falls,
+    the noise of the average stays, and keeps weights from zero.
+
     Every option may be set per parameter group; ``penalty=None`` is plain SGD. The prox sees ``lr`` as its step, so a
     learning-rate scheduler scales gradient and penalty alike.
 
@@ -63,7 +69,7 @@ class ProxSGD(PolyakMomentum):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor = 0.1,
         momentum: float | Tensor = 0.9,
         penalty: Penalty | None = None,
         *,

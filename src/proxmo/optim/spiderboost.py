@@ -55,7 +55,7 @@ class ProxSpiderBoost(RecursiveOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor = 0.1,
         period: int = 100,
         penalty: Penalty | None = None,
         **options: Unpack[Options],

@@ -49,7 +49,7 @@ class ProxSTORM(RecursiveOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor = 0.1,
         momentum: float = 0.9,
         penalty: Penalty | None = None,
         **options: Unpack[Options],

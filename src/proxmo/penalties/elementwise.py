@@ -199,16 +199,22 @@ class MCP(Shrinkage):
     prox for step < c: sign(x)·max(|x| − step·s, 0) / (1 − step/c) for |x| ≤ c·s, else x;
     for step ≥ c the subproblem is concave between and the prox jumps: 0 for |x| ≤ s·√(c·step), else x.
 
+    It beats ℓ1 where few coefficients are large: these stay unbiased, so that the strength may be as large as the zeros
+    need. Begin with the strength that suits ℓ1, then raise it. Mind the scale: the penalty is flat beyond c·s, so that
+    larger weights are not pulled to zero. The default suits regressions on standardized features. For networks, with
+    strengths far below their weights, choose c so that c·s is the size of the weights to keep, such as
+    ``MCP(0.01, concavity=30)``.
+
     Args:
         strength: s ≥ 0, the slope at zero.
-        concavity: c > 0; the larger, the closer to ℓ1.
+        concavity: c > 0; the larger, the closer to ℓ1. 3 is customary.
 
-    >>> MCP(1.0, concavity=3.0).prox(torch.tensor([0.5, 2.0, 4.0]), step=1.0)
+    >>> MCP(1.0).prox(torch.tensor([0.5, 2.0, 4.0]), step=1.0)
     tensor([0.0000, 1.5000, 4.0000])
     """
 
     strength: NonNegativeFloat
-    concavity: PositiveFloat
+    concavity: PositiveFloat = 3.0
     convex: ClassVar[bool] = False
 
     def _element_values(self, x: Tensor) -> Tensor:
@@ -239,6 +245,9 @@ class SCAD(Shrinkage):
     prox, t = step·s: for step < a − 1 soft threshold t for |x| ≤ s(1 + step), ((a−1)x − sign(x)·a·t)/(a − 1 − step) for
     |x| ≤ a·s, else x; for a larger step it jumps from the soft threshold to x, at |x| = s(a + 1 + step)/2 while
     step ≤ a + 1 and at s·√((a + 1)·step) beyond.
+
+    It beats ℓ1 where few coefficients are large, as `MCP` does, and its strength and scale are chosen in the same way:
+    the penalty is flat beyond a·s, so for networks a has to be far above its default.
 
     Args:
         strength: s ≥ 0, the slope at zero.
