@@ -371,6 +371,14 @@ class Grouped(WithDim):
         count = math.prod([x.shape[axis] for axis in indexing_axes(x, self.dim)])
         return int(groups.total(groups.sum(groups.elements != 0) == 0)), count
 
+    def for_larger_groups(self, factor: float) -> Grouped:
+        """Return the penalty that is as strong on groups of ``factor`` times as many elements as this one is.
+
+        As strong means: elements and gradients as large as before are set to zero. `unit_groups` uses it to balance
+        large and small units. A penalty that does not override it is the same for groups of all sizes.
+        """
+        return self
+
     def block_shape(self, x: Tensor) -> tuple[int, ...]:
         if self.separable or not self.sum_over_groups:
             return super().block_shape(x)

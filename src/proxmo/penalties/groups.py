@@ -7,7 +7,8 @@ within a group, x_i, t_i and step_i are its elements.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -73,6 +74,11 @@ def _shrink_in_metric(groups: Groups, values: Tensor, t: Tensor) -> Tensor:
     return torch.where(vanishes, 0.0, values * (rho / (rho + t)))
 
 
+def _scaled(weight: float, factor: float) -> float:
+    """Return the product, rounded to four digits to print short; exactly ``weight`` if the factor is 1."""
+    return weight if factor == 1 else float(f"{weight * factor:.4g}")
+
+
 @dataclass
 class GroupL2(SumOverGroups):
     """s·Σ_g ‖x_g‖₂ (ℓ2,1): the group lasso, which makes whole groups exactly zero.
@@ -100,6 +106,10 @@ class GroupL2(SumOverGroups):
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
         return shrink_groups(groups, groups.tensor, step * self.strength, out)
+
+    def for_larger_groups(self, factor: float) -> GroupL2:
+        """Multiply the strength by √factor: a group vanishes by its ℓ2 norm, which grows so."""
+        return replace(self, strength=_scaled(self.strength, math.sqrt(factor)))
 
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled.shrink, step * self.strength)
@@ -146,6 +156,10 @@ class GroupLInf(SumOverGroups):
         level = cap(magnitudes.div_(scale), 1.0, groups, weights) * scale
         return level.to(groups.tensor.dtype)
 
+    def for_larger_groups(self, factor: float) -> GroupLInf:
+        """Multiply the strength by the factor: a group vanishes by its ℓ1 norm, which grows so."""
+        return replace(self, strength=_scaled(self.strength, factor))
+
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled.cap, step * self.strength)
 
@@ -180,6 +194,10 @@ class SparseGroup(SumOverGroups):
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
         return shrink_groups(groups, soft_threshold(groups.tensor, step * self.l1), step * self.group, out)
+
+    def for_larger_groups(self, factor: float) -> SparseGroup:
+        """Multiply ``group`` by √factor; ``l1`` is for single elements and stays."""
+        return replace(self, group=_scaled(self.group, math.sqrt(factor)))
 
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled.soft_then_shrink, step * self.group, step * self.l1)
