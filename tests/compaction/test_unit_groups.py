@@ -36,15 +36,6 @@ def shapes_of_units(groups: proxmo.ParamGroups) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def strengths(groups: proxmo.ParamGroups) -> dict[str, float | None]:
-    """Return the strength for each parameter; ``None`` without a penalty."""
-    return {name: getattr(group["penalty"], "strength", None) for group in groups for name, _ in group["params"]}
-
-
-def penalised(groups: proxmo.ParamGroups) -> list[str]:
-    return [name for name, strength in strengths(groups).items() if strength is not None]
-
-
 def test_unit_includes_bias_and_normalisation() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))
     groups = unit_groups(model, torch.randn(1, 3, 5, 5), GroupL2(0.1))
