@@ -66,22 +66,6 @@ def test_excluded_layer_leaves_its_part_of_a_shared_normalisation_alone() -> Non
     assert optimizer.sparsity()[0].families == (("second", 4, 4), ("third", 5, 5))
 
 
-def test_layer_registered_twice_is_excluded_by_either_name() -> None:
-    class TwoNames(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
-            self.alias = self.layer
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.layer(x).relu())  # type: ignore[no-any-return]
-
-    assert list(strengths(unit_groups(TwoNames(), INPUTS, GroupL2(0.1)))) == ["layer.weight", "layer.bias"]
-    for name in ("layer", "alias"):
-        assert strengths(unit_groups(TwoNames(), INPUTS, GroupL2(0.1), exclude=[name])) == {}
-        assert strengths(unit_groups(TwoNames(), INPUTS, GroupL2(0.1), per_layer={name: 0.5}))["layer.weight"] == 0.5
-
-
 def test_per_layer_sets_the_strength_of_units() -> None:
     for per_layer, first, second in (
         ({"0.0": 0.5}, 0.5, 0.1),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from proxmo.compaction.example_inputs import ExampleInputs, ModelInputs, isolated_torch_state
 from proxmo.compaction.unit_families import ParameterSlice, UniformUnits, find_units
@@ -84,21 +84,22 @@ def unit_groups(
     if not isinstance(penalty, Grouped) or penalty.dim != 0:
         raise TypeError(f"penalty must be a group penalty with dim=0, such as GroupL2(0.1), got {penalty!r}")
     check_selection(penalty, exclude, per_layer)
-    names = _names_of_parameters(model)
-    modules = [name for name, _ in model.named_modules(remove_duplicate=False)]
-    check_patterns("exclude", exclude, [*modules, *(name for found in names.values() for name in found)])
+    modules = [name for name, _ in model.named_modules()]
+    check_patterns(
+        "exclude", exclude, [*modules, *(name for name, _ in model.named_parameters(remove_duplicate=False))]
+    )
     check_patterns("per_layer", per_layer or {}, modules)
     families, obstacles = find_units(model, ModelInputs.from_example(example_inputs))
-    _check_layers_have_units(per_layer or {}, families, names)
+    _check_layers_have_units(per_layer or {}, families)
     notes = [f"not penalised: {root}: {reason}" for root, reason in obstacles.items()]
     penalised = []
     for family in families:
-        excluded = [name for part in family.parameters for name in names[part] if matches(name, exclude)]
+        excluded = [name for name in family.parameters if matches(name, exclude)]
         if excluded:
             notes.append(f"not penalised: {family.root}: exclude names {excluded[0]}, which is part of its units")
         else:
             penalised.append(family)
-    chosen = [(_penalty_of(bundle, penalty, per_layer or {}, names), bundle) for bundle in _bundles(penalised)]
+    chosen = [(_penalty_of(bundle, penalty, per_layer or {}), bundle) for bundle in _bundles(penalised)]
     if balance:
         chosen = [(own.for_larger_groups(_mean_rows(bundle)), bundle) for own, bundle in chosen]
     return ParamGroups(_param_groups(model, chosen), [*map(_describe, penalised), *notes])
@@ -109,22 +110,12 @@ def _describe(family: UniformUnits) -> str:
     return f"{family.number} units of {family.size} weights{rows}: {family.root}"
 
 
-def _names_of_parameters(model: nn.Module) -> dict[str, list[str]]:
-    """Return all names of each parameter, by the first of them; a module may be registered more than once."""
-    found: dict[Tensor, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        found.setdefault(p, []).append(name)
-    return {names[0]: names for names in found.values()}
+def _layers(family: UniformUnits) -> list[str]:
+    return [name.rpartition(".")[0] for name in family.parameters]
 
 
-def _layers(family: UniformUnits, names: Mapping[str, list[str]]) -> list[str]:
-    return [name.rpartition(".")[0] for parameter in family.parameters for name in names[parameter]]
-
-
-def _check_layers_have_units(
-    patterns: Iterable[str], families: Sequence[UniformUnits], names: Mapping[str, list[str]]
-) -> None:
-    layers = list(dict.fromkeys(layer for family in families for layer in _layers(family, names)))
+def _check_layers_have_units(patterns: Iterable[str], families: Sequence[UniformUnits]) -> None:
+    layers = list(dict.fromkeys(layer for family in families for layer in _layers(family)))
     for pattern in patterns:
         if not any(matches(layer, [pattern]) for layer in layers):
             raise ValueError(f"per_layer must name layers with removable units, such as {layers[:10]}, got {pattern!r}")
@@ -141,13 +132,11 @@ def _bundles(families: Sequence[UniformUnits]) -> list[list[UniformUnits]]:
     return list({id(bundle): bundle for bundle in bundle_of.values()}.values())
 
 
-def _penalty_of(
-    bundle: Sequence[UniformUnits], penalty: Grouped, strengths: Mapping[str, float], names: Mapping[str, list[str]]
-) -> Grouped:
+def _penalty_of(bundle: Sequence[UniformUnits], penalty: Grouped, strengths: Mapping[str, float]) -> Grouped:
     """Return the penalty with the strength that ``per_layer`` has for the units, if any."""
     found: dict[float | None, UniformUnits] = {}
     for family in bundle:
-        layers = _layers(family, names)
+        layers = _layers(family)
         matching = [s for pattern, s in strengths.items() if any(matches(layer, [pattern]) for layer in layers)]
         found.setdefault(matching[0] if matching else None, family)
     if len(found) > 1:

@@ -372,10 +372,10 @@ class Grouped(WithDim):
         return int(groups.total(groups.sum(groups.elements != 0) == 0)), count
 
     def for_larger_groups(self, factor: float) -> Grouped:
-        """Return the penalty that is as strong on groups of ``factor`` times as many elements as this one is.
+        """Return the penalty that is as strong as this one on groups of ``factor`` times as many elements.
 
-        As strong means: elements and gradients as large as before are set to zero. `unit_groups` uses it to balance
-        large and small units. A penalty that does not override it is the same for groups of all sizes.
+        As strong means: if a group is repeated ``factor`` times, so is its prox. `unit_groups` uses it to balance large
+        and small units. A penalty that does not override it has the same strength for groups of all sizes.
         """
         return self
 

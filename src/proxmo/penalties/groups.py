@@ -108,7 +108,7 @@ class GroupL2(SumOverGroups):
         return shrink_groups(groups, groups.tensor, step * self.strength, out)
 
     def for_larger_groups(self, factor: float) -> GroupL2:
-        """Multiply the strength by √factor: a group vanishes by its ℓ2 norm, which grows so."""
+        """Multiply the strength by √factor, as the ℓ2 norm of a repeated group is, by which groups vanish."""
         return replace(self, strength=_scaled(self.strength, math.sqrt(factor)))
 
     def kernel(self, step: float) -> Kernel | None:
@@ -157,7 +157,7 @@ class GroupLInf(SumOverGroups):
         return level.to(groups.tensor.dtype)
 
     def for_larger_groups(self, factor: float) -> GroupLInf:
-        """Multiply the strength by the factor: a group vanishes by its ℓ1 norm, which grows so."""
+        """Multiply the strength by the factor, as the ℓ1 norm of a repeated group is, by which groups vanish."""
         return replace(self, strength=_scaled(self.strength, factor))
 
     def kernel(self, step: float) -> Kernel | None:
