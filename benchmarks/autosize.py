@@ -89,7 +89,7 @@ def train(problem: Problem, penalty_name: str, method: Method, strength: float, 
     network = problem.make()
     penalty = PENALTIES[penalty_name](strength)
     example = next(plain_batches(problem.images, problem.images.test, 2))[0]
-    optimizer = ProxSGD(unit_groups(network, example, penalty), lr, 0.0 if method == "vanilla" else 0.9)
+    optimizer = ProxSGD(unit_groups(network, example, penalty, balance=False), lr, 0.0 if method == "vanilla" else 0.9)
     group = optimizer.param_groups[0]
     if method == "subgradient":
         group["penalty"] = None

@@ -27,6 +27,7 @@ from proxmo.layers import ParamGroups, param_groups
 from proxmo.optim import (
     AutoProxSGD,
     Certificate,
+    FamilySparsity,
     InexactProxSGD,
     InnerReport,
     InnerSGD,
@@ -85,6 +86,7 @@ __all__ = [
     "CosineRates",
     "ElasticNet",
     "Estimates",
+    "FamilySparsity",
     "GroupL2",
     "GroupLInf",
     "Huber",

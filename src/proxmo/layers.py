@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from proxmo.penalties.base import Grouped, Penalty
 from proxmo.penalties.trimmed import Trimmed
 
+AnyPenalty = TypeVar("AnyPenalty", bound=Penalty)
 PENALISED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 # The second axis of their weights runs over output units; in other layers it is the first.
 _UNITS_SECOND = (nn.Embedding, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -144,12 +145,12 @@ def param_groups(
             f"on must name classes of layers that the model has, got {tuple(kind.__name__ for kind in on)}"
         )
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    _check_patterns("exclude", exclude, [*modules, *names])
-    _check_patterns("per_layer", per_layer or {}, _with_parents(layers))
+    check_patterns("exclude", exclude, [*modules, *names])
+    check_patterns("per_layer", per_layer or {}, with_parents(layers))
     notes = _notes_on_computed_weights(layers, exclude)
     penalties = _penalty_of_each_weight(layers, penalty, per_layer or {})
     for name, p in model.named_parameters(remove_duplicate=False):
-        if _matches(name, exclude):
+        if matches(name, exclude):
             penalties.pop(p, None)
     groups: list[dict[str, Any]] = []
     for name, p in model.named_parameters():
@@ -170,6 +171,11 @@ def _check_arguments(model: Any, penalty: Any, on: Any, exclude: Any, per_layer:
         raise TypeError(f"penalty must be a proxmo.Penalty, got {penalty!r}")
     if not isinstance(on, (tuple, list)) or not all(isinstance(kind, type) for kind in on):
         raise TypeError(f"on must be a tuple of classes of layers, got {on!r}")
+    check_selection(penalty, exclude, per_layer)
+
+
+def check_selection(penalty: Penalty, exclude: Any, per_layer: Any) -> None:
+    """Raise if ``exclude`` and ``per_layer`` are not of the types that `param_groups` and `unit_groups` take."""
     if not isinstance(exclude, (tuple, list)) or not all(isinstance(name, str) for name in exclude):
         raise TypeError(f"exclude must be a sequence of names, got {exclude!r}")
     if per_layer is not None and not isinstance(per_layer, Mapping):
@@ -192,15 +198,15 @@ def _penalty_of_each_weight(
             names_of.setdefault(own, []).append(name)
     found: dict[Tensor, Penalty] = {}
     for weight, names in names_of.items():
-        matching = [s for pattern, s in strengths.items() if any(_matches(name, [pattern]) for name in names)]
+        matching = [s for pattern, s in strengths.items() if any(matches(name, [pattern]) for name in names)]
         changes: dict[str, Any] = {"strength": matching[0]} if matching else {}
         if getattr(_untrimmed(penalty), "dim", None) == 0:
             changes["dim"] = _unit_axis(layers[names[0]])
-        found[weight] = _with_fields(penalty, changes)
+        found[weight] = with_fields(penalty, **changes)
     return found
 
 
-def _with_fields(penalty: Penalty, changes: dict[str, Any]) -> Penalty:
+def with_fields(penalty: AnyPenalty, **changes: Any) -> AnyPenalty:
     """Return a copy of a penalty with other fields, or of a trimmed one with other fields of what it trims."""
     if isinstance(penalty, Trimmed):
         return dataclasses.replace(penalty, penalty=dataclasses.replace(penalty.penalty, **changes))
@@ -218,7 +224,7 @@ def _unit_axis(layer: nn.Module) -> int:
 
 def _notes_on_computed_weights(layers: Mapping[str, nn.Module], exclude: Sequence[str]) -> list[str]:
     """Name the layers whose weight is computed from other parameters; raise if no other layers are left to penalise."""
-    wanted = {name: layer for name, layer in layers.items() if not _matches(name, exclude)}
+    wanted = {name: layer for name, layer in layers.items() if not matches(name, exclude)}
     computed = [name for name, layer in wanted.items() if _has_computed_weight(layer)]
     if computed and len(computed) == len(wanted):
         raise ValueError(
@@ -256,7 +262,7 @@ def _notes_on_outputs(
     ]
 
 
-def _with_parents(names: Iterable[str]) -> list[str]:
+def with_parents(names: Iterable[str]) -> list[str]:
     """Return the names of layers or parameters and of all modules that contain them."""
     found: dict[str, None] = {}
     for name in names:
@@ -265,12 +271,13 @@ def _with_parents(names: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether a pattern matches the name or that of a module that contains it."""
-    return any(fnmatchcase(parent, pattern) for parent in _with_parents([name]) for pattern in patterns)
+    return any(fnmatchcase(parent, pattern) for parent in with_parents([name]) for pattern in patterns)
 
 
-def _check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str]) -> None:
+def check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str]) -> None:
+    """Raise if a pattern matches none of the names."""
     names = list(names)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):

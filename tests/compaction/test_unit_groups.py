@@ -27,12 +27,13 @@ def test_every_parameter_is_listed_once_and_the_model_is_unchanged(name: str) ->
 
 def shapes_of_units(groups: proxmo.ParamGroups) -> dict[str, tuple[int, ...]]:
     """Return the number of units and of weights per unit of each family, by its parameter names."""
-    params = groups[0]["params"]
-    tensors = [p.detach() for _, p in params]
-    return {
-        " ".join(params[part.position][0] for part in family): tuple(proxmo.optim.units.joined(family, tensors).shape)
-        for family in groups[0]["units"]
-    }
+    shapes = {}
+    for group in groups:
+        tensors = [p.detach() for _, p in group["params"]]
+        for family in group.get("units", ()):
+            names = " ".join(group["params"][part.position][0] for part in family)
+            shapes[names] = tuple(proxmo.optim.units.joined(family, tensors).shape)
+    return shapes
 
 
 def test_unit_includes_bias_and_normalisation() -> None:

@@ -79,7 +79,8 @@ def test_units_become_zero_as_a_whole(penalty: proxmo.Penalty) -> None:
     assert not params[1].any()
     assert not params[2].any()
     assert [bool(x) for x in params[3]] == [False, True, True, True, False]
-    assert optimizer.sparsity() == [proxmo.Sparsity(zeros=(24 + 3 + 8 + 2) / 40, groups=1.0)]
+    families = (proxmo.FamilySparsity("parameter 0", 3, 3), proxmo.FamilySparsity("parameter 2", 2, 2))
+    assert optimizer.sparsity() == [proxmo.Sparsity(zeros=(24 + 3 + 8 + 2) / 40, groups=1.0, families=families)]
 
 
 @pytest.mark.parametrize("penalty", [proxmo.GroupL2(0.5), proxmo.GroupLInf(0.5), proxmo.SparseGroup(0.1, 0.5)])
@@ -251,10 +252,39 @@ def test_frozen_parameters_do_not_count_in_sparsity_and_penalty_value() -> None:
     layer.bias.requires_grad_(False)
     with torch.no_grad():
         layer.weight[0] = 0.0
-    assert optimizer.sparsity() == [proxmo.Sparsity(zeros=1 / 3, groups=1 / 3)]
+    of_weight = (proxmo.FamilySparsity("parameter 0", zero=1, units=3),)
+    assert optimizer.sparsity() == [proxmo.Sparsity(zeros=1 / 3, groups=1 / 3, families=of_weight)]
     torch.testing.assert_close(optimizer.penalty_value(), layer.weight.norm(dim=1).sum())
     layer.weight.requires_grad_(False)
     assert optimizer.penalty_value() == 0
+    assert optimizer.sparsity() == [proxmo.Sparsity(zeros=0.0, groups=None)]
+
+
+def test_sparsity_counts_the_units_of_each_family_by_name() -> None:
+    names = ("encoder.conv.weight", "encoder.conv.bias", "shift", "norm.weight")
+    params = make_params()
+    group = {"params": list(zip(names, params, strict=True)), "penalty": proxmo.GroupL2(1.0), "units": UNITS}
+    optimizer = proxmo.ProxSGD([group, {"params": [("head", torch.zeros(2))], "penalty": proxmo.L1(0.1)}])
+    with torch.no_grad():
+        params[0][:2], params[1][:2] = 0.0, 0.0  # two units
+        params[2][:, [0, 3]] = 0.0  # all of a unit but the element in the last parameter
+    units, head = optimizer.sparsity()
+    assert units.families == (("encoder.conv", 2, 3), ("shift", 0, 2))
+    assert units.groups == 2 / 5
+    assert repr(units).endswith(f", groups=0.4, families={units.families})")
+    assert head.families == ()
+    assert repr(head) == "Sparsity(zeros=1.0, groups=None)"
+
+
+def test_families_keep_their_names_when_earlier_parameters_are_frozen() -> None:
+    names = ("first.weight", "first.bias", "second.weight", "second.bias")
+    params = [nn.Parameter(p.detach()) for p in make_params()]
+    group = {"params": list(zip(names, params, strict=True)), "penalty": proxmo.GroupL2(1.0), "units": UNITS}
+    optimizer = proxmo.ProxSGD([group])
+    params[0].requires_grad_(False)
+    assert optimizer.sparsity()[0].families == (("first", 0, 3), ("second", 0, 2))
+    params[1].requires_grad_(False)
+    assert optimizer.sparsity()[0].families == (("second", 0, 2),)
 
 
 @pytest.mark.parametrize("per_unit", [False, True])

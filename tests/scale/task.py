@@ -114,7 +114,9 @@ def _report(optimizer: proxmo.ProxOptimizer) -> list[Tensor]:
     if isinstance(optimizer, proxmo.InexactProxSGD):
         assert optimizer.report is not None
         return [torch.tensor(optimizer.report[1:3], dtype=torch.float64)]
-    shares = [share or 0.0 for sparsity in optimizer.sparsity() for share in sparsity]
+    sparsity = optimizer.sparsity()
+    shares = [share or 0.0 for zeros, groups, _ in sparsity for share in (zeros, groups)]
+    shares += [family.zero / family.units for _, _, families in sparsity for family in families]
     group = optimizer.param_groups[0]
     estimates = [group[name] for name in ("lr", "momentum", "smoothness", "noise_variance") if name in group]
     return [optimizer.penalty_value(), torch.tensor([*shares, *estimates], dtype=torch.float64)]

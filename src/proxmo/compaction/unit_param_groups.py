@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 
-from proxmo.compaction.attention import head_removal_obstacle, head_rows
-from proxmo.compaction.compacting import working_copy
-from proxmo.compaction.dependency_graph import Family, Member, UnitGraph, output_axis, shared_parameters
 from proxmo.compaction.example_inputs import ExampleInputs, ModelInputs, isolated_torch_state
-from proxmo.compaction.pruning import Pruner
-from proxmo.compaction.removable_units import NumberedFamilies
-from proxmo.layers import ParamGroups
+from proxmo.compaction.unit_families import ParameterSlice, UniformUnits, find_units
+from proxmo.layers import ParamGroups, check_patterns, check_selection, matches, with_fields
 from proxmo.optim.units import Slice
 from proxmo.penalties.base import Grouped
+from proxmo.penalties.trimmed import Trimmed
 
-
-class _ParameterSlice(NamedTuple):
-    """The slices of one parameter that belong to units."""
-
-    parameter: str
-    axis: int
-    indices: tuple[tuple[int, ...], ...]
-    """Indices along the axis, for each unit."""
-
-
-class _UniformUnits(NamedTuple):
-    """Units of one family that all have the same number of weights in each parameter."""
-
-    root: str
-    slices: list[_ParameterSlice]
+UnitPenalty: TypeAlias = Grouped | Trimmed
 
 
 @isolated_torch_state()
-def unit_groups(model: nn.Module, example_inputs: ExampleInputs, penalty: Grouped) -> ParamGroups:
+def unit_groups(
+    model: nn.Module,
+    example_inputs: ExampleInputs,
+    penalty: UnitPenalty,
+    *,
+    exclude: Sequence[str] = (),
+    per_layer: Mapping[str, float] | None = None,
+    balance: bool = True,
+) -> ParamGroups:
     """Return parameter groups in which each group of the penalty is one removable unit of the model.
 
     A unit is a neuron of a linear layer, an output channel of a convolution, or a head of `nn.MultiheadAttention`,
@@ -49,10 +36,25 @@ def unit_groups(model: nn.Module, example_inputs: ExampleInputs, penalty: Groupe
     exactly, such as outputs or layers followed by a normalisation over channels, get no penalty; they are listed with
     the reason below the table. Requires ``pip install 'proxmo[compact]'``.
 
+    Some units are much larger than others: a neuron is one row of a weight matrix, with its bias; a head of attention
+    has dozens of rows, a channel of layers that are added has one in each. Layers are initialised such that rows have
+    about the same norm, however long they are. So with ``balance`` the strength of ``penalty`` is for units of one row,
+    and those of k rows have √k times that (`GroupL2`, and ``group`` of `SparseGroup`) or k times (`GroupLInf`), in
+    parameter groups of their own. Without it small units vanish long before large ones. Layers that are concatenated
+    before a normalisation have its parameters in common, hence one strength, for their mean number of rows. A `Trimmed`
+    penalty ranks the units of each parameter group: with ``balance`` heads among heads and neurons among neurons.
+
     Args:
         model: the model.
         example_inputs: a tensor, a tuple of arguments or a dictionary of keyword arguments to call the model with.
-        penalty: a group penalty with ``dim=0``, which stands for the units.
+        penalty: a group penalty with ``dim=0``, which stands for the units, or a `Trimmed` one.
+        exclude: names of parameters or modules to leave without a penalty; a module stands for all parameters in it,
+            and ``*`` matches anything, as in file names. A unit with any part in them is left alone as a whole, since
+            it could not become zero: where layers are added, to exclude one is to exclude all.
+        per_layer: strengths that replace the one of ``penalty``, by the name of a layer or of a module that contains
+            it; ``*`` as in ``exclude``. The first match counts, for any layer of a unit. Like that of ``penalty``, they
+            are for units of one row.
+        balance: whether larger units get a larger strength. ``False`` gives all the same.
 
     >>> import proxmo, torch
     >>> from torch import nn
@@ -69,120 +71,111 @@ def unit_groups(model: nn.Module, example_inputs: ExampleInputs, penalty: Groupe
     8 units of 30 weights: 0
     not penalised: 4: it is an output of the model
     >>> optimizer = proxmo.ProxSGD(groups, lr=0.1)
+
+    Heads of attention beside neurons:
+
+    >>> model = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16)
+    >>> groups = unit_groups(model, torch.randn(3, 1, 8), proxmo.GroupL2(0.1))
+    >>> for group in groups[:2]:
+    ...     print(group["penalty"], [name for name, _ in group["params"]])
+    GroupL2(strength=0.1, dim=0) ['linear1.weight', 'linear1.bias']
+    GroupL2(strength=0.3464, dim=0) ['self_attn.in_proj_weight', 'self_attn.in_proj_bias']
+    >>> print(*groups.notes[:2], sep="\\n")
+    16 units of 9 weights: linear1
+    2 units of 108 weights in 12 rows: self_attn
     """
-    if not isinstance(penalty, Grouped) or penalty.dim != 0:
+    if not isinstance(penalty, (Grouped, Trimmed)) or not penalty.takes_units():
         raise TypeError(f"penalty must be a group penalty with dim=0, such as GroupL2(0.1), got {penalty!r}")
-    inputs = ModelInputs.from_example(example_inputs)
-    traced = working_copy(model)
-    families = UnitGraph(traced, inputs).families()
-    dataflow = NumberedFamilies(families).find_obstacles(traced, inputs)
-    obstacles = {family.root: family.obstacle for family in families}
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    obstacles |= _try_removal(traced, inputs, [family for family in families if family.obstacle is None], trained)
-    units: list[_UniformUnits] = []
+    check_selection(penalty, exclude, per_layer)
+    modules = [name for name, _ in model.named_modules()]
+    check_patterns(
+        "exclude", exclude, [*modules, *(name for name, _ in model.named_parameters(remove_duplicate=False))]
+    )
+    check_patterns("per_layer", per_layer or {}, modules)
+    families, obstacles = find_units(model, ModelInputs.from_example(example_inputs))
+    _check_layers_have_units(per_layer or {}, families)
+    notes = [f"not penalised: {root}: {reason}" for root, reason in obstacles.items()]
+    penalised = []
     for family in families:
-        if obstacles[family.root] is None:
-            units += _uniform_units(family, trained)
-    for name, layer in traced.named_modules():
-        if isinstance(layer, nn.MultiheadAttention):
-            obstacles[name] = head_removal_obstacle(layer, dataflow, shared_parameters(traced))
-            units += _head_units(name, layer, trained) if obstacles[name] is None else []
-    notes = [f"not penalised: {root}: {reason}" for root, reason in obstacles.items() if reason is not None]
-    return _param_groups(model, penalty, units, notes)
+        excluded = [name for name in family.parameters if matches(name, exclude)]
+        if excluded:
+            notes.append(f"not penalised: {family.root}: exclude names {excluded[0]}, which is part of its units")
+        else:
+            penalised.append(family)
+    chosen = []
+    for bundle in _bundles(penalised):
+        own, rows = _penalty_of(bundle, penalty, per_layer or {}), _mean_rows(bundle) if balance else 1.0
+        chosen.append((own.for_larger_groups(rows), rows, bundle))
+    return ParamGroups(_param_groups(model, chosen), [*map(_describe, penalised), *notes])
 
 
-def _param_groups(model: nn.Module, penalty: Grouped, families: list[_UniformUnits], notes: list[str]) -> ParamGroups:
+def _describe(family: UniformUnits) -> str:
+    rows = f" in {family.rows} rows" if family.rows > 1 else ""
+    return f"{family.number} units of {family.size} weights{rows}: {family.root}"
+
+
+def _layers(family: UniformUnits) -> list[str]:
+    return [name.rpartition(".")[0] for name in family.parameters]
+
+
+def _check_layers_have_units(patterns: Iterable[str], families: Sequence[UniformUnits]) -> None:
+    layers = list(dict.fromkeys(layer for family in families for layer in _layers(family)))
+    for pattern in patterns:
+        if not any(matches(layer, [pattern]) for layer in layers):
+            raise ValueError(f"per_layer must name layers with removable units, such as {layers[:10]}, got {pattern!r}")
+
+
+def _bundles(families: Sequence[UniformUnits]) -> list[list[UniformUnits]]:
+    """Put families that have a parameter in common together: a parameter can only be in one parameter group."""
+    bundle_of: dict[str, list[UniformUnits]] = {}
+    for family in families:
+        touched = {id(bundle): bundle for name in family.parameters if (bundle := bundle_of.get(name))}
+        bundle = [*(member for members in touched.values() for member in members), family]
+        for member in bundle:
+            bundle_of.update(dict.fromkeys(member.parameters, bundle))
+    return list({id(bundle): bundle for bundle in bundle_of.values()}.values())
+
+
+def _penalty_of(bundle: Sequence[UniformUnits], penalty: UnitPenalty, strengths: Mapping[str, float]) -> UnitPenalty:
+    """Return the penalty with the strength that ``per_layer`` has for the units, if any."""
+    found: dict[float | None, UniformUnits] = {}
+    for family in bundle:
+        layers = _layers(family)
+        matching = [s for pattern, s in strengths.items() if any(matches(layer, [pattern]) for layer in layers)]
+        found.setdefault(matching[0] if matching else None, family)
+    if len(found) > 1:
+        first, second = list(found.values())[:2]
+        raise ValueError(
+            f"per_layer must give {first.root!r} and {second.root!r} the same strength, since they have parameters in "
+            f"common, got {dict(strengths)}"
+        )
+    strength = next(iter(found))
+    return penalty if strength is None else with_fields(penalty, strength=strength)
+
+
+def _mean_rows(bundle: Sequence[UniformUnits]) -> float:
+    return sum(family.number * family.rows for family in bundle) / sum(family.number for family in bundle)
+
+
+def _param_groups(
+    model: nn.Module, chosen: list[tuple[UnitPenalty, float, list[UniformUnits]]]
+) -> list[dict[str, Any]]:
+    """Return a parameter group for all units with one penalty and size, and one without a penalty for the rest."""
     named = dict(model.named_parameters())
-    in_units = list(dict.fromkeys(part.parameter for family in families for part in family.slices))
-    positions = {name: position for position, name in enumerate(in_units)}
-    units = tuple(tuple(_slice(part, positions, named) for part in family.slices) for family in families)
+    rest = dict(named)
     groups: list[dict[str, Any]] = []
-    if units:
-        groups.append({"params": [(name, named[name]) for name in in_units], "penalty": penalty, "units": units})
-    rest = [(name, p) for name, p in named.items() if name not in positions]
+    kinds = [kind[:2] for kind in chosen]
+    for penalty, rows in [kind for k, kind in enumerate(kinds) if kind not in kinds[:k]]:
+        families = [family for *kind, bundle in chosen if kind == [penalty, rows] for family in bundle]
+        in_units = list(dict.fromkeys(name for family in families for name in family.parameters))
+        positions = {name: position for position, name in enumerate(in_units)}
+        units = tuple(tuple(_slice(part, positions, named) for part in family.slices) for family in families)
+        groups.append({"params": [(name, rest.pop(name)) for name in in_units], "penalty": penalty, "units": units})
     if rest:
-        groups.append({"params": rest, "penalty": None})
-    return ParamGroups(groups, [*(_describe(family, named) for family in families), *notes])
+        groups.append({"params": list(rest.items()), "penalty": None})
+    return groups
 
 
-def _slice(part: _ParameterSlice, positions: dict[str, int], named: dict[str, nn.Parameter]) -> Slice:
+def _slice(part: ParameterSlice, positions: dict[str, int], named: dict[str, nn.Parameter]) -> Slice:
     in_order = tuple((index,) for index in range(named[part.parameter].shape[part.axis]))
     return Slice(positions[part.parameter], part.axis, None if part.indices == in_order else part.indices)
-
-
-def _describe(units: _UniformUnits, named: dict[str, nn.Parameter]) -> str:
-    weights = 0
-    for name, axis, indices in units.slices:
-        weights += named[name].numel() // named[name].shape[axis] * len(indices[0])
-    return f"{len(units.slices[0].indices)} units of {weights} weights: {units.root}"
-
-
-def _uniform_units(family: Family, trained: dict[str, nn.Parameter]) -> list[_UniformUnits]:
-    """Split a family into uniform units; after a concatenation, units may differ in the parameters they have."""
-    by_parameter = [
-        (name, axis, member.channels_by_unit)
-        for member in family.members_with("producer", "passthrough")
-        for name, axis in _output_parameters(member)
-        if name in trained
-    ]
-    units_by_layout: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    for unit in range(family.size):
-        layout = tuple((name, len(channels[unit])) for name, _, channels in by_parameter if unit in channels)
-        units_by_layout.setdefault(layout, []).append(unit)
-    uniform = []
-    for layout, units in units_by_layout.items():
-        present = dict(layout)
-        slices = [
-            _ParameterSlice(name, axis, tuple(tuple(channels[unit]) for unit in units))
-            for name, axis, channels in by_parameter
-            if name in present
-        ]
-        uniform.append(_UniformUnits(family.root, slices))
-    return [part for part in uniform if part.slices]
-
-
-def _head_units(name: str, layer: nn.MultiheadAttention, trained: dict[str, nn.Parameter]) -> list[_UniformUnits]:
-    slices = []
-    for parameter_name, rows in head_rows(layer).items():
-        full = f"{name}.{parameter_name}".lstrip(".")
-        if full in trained:
-            slices.append(_ParameterSlice(full, 0, tuple(map(tuple, rows))))
-    return [_UniformUnits(name, slices)] if slices else []
-
-
-def _output_parameters(member: Member) -> list[tuple[str, int]]:
-    """Return the parameters of a layer that determine its output channels, each with its channel axis."""
-    module = member.module
-    if isinstance(module, nn.Parameter):
-        return [(member.name, member.node.pruning_dim)]
-    if not isinstance(module, (nn.Linear, _ConvNd, nn.Embedding, _BatchNorm, _InstanceNorm)):
-        return []
-    axes = {"weight": output_axis(module), "bias": 0}
-    return [(f"{member.name}.{name}".lstrip("."), axes[name]) for name, _ in module.named_parameters(recurse=False)]
-
-
-@torch.no_grad()
-def _try_removal(
-    model: nn.Module, inputs: ModelInputs, families: list[Family], trained: dict[str, nn.Parameter]
-) -> dict[str, str | None]:
-    """Remove the first unit of each family from a copy where it is zero; return why that fails, or ``None``."""
-    zeroed = copy.deepcopy(model)
-    for family in families:
-        for member in family.members_with("producer", "passthrough"):
-            for name, axis in _output_parameters(member):
-                if name not in trained:
-                    continue
-                p = zeroed.get_parameter(name)
-                channels = torch.tensor(member.channels_by_unit.get(0, []), device=p.device, dtype=torch.long)
-                p.index_fill_(axis, channels, 0.0)
-    pruner = Pruner(zeroed, inputs)
-    plans = pruner.plan_removals()
-    pruner.remove_units()
-    reasons: dict[str, str | None] = {}
-    for family in families:
-        plan = plans[family.root]
-        kept = [reason for reason, units in plan.kept.items() if 0 in units]
-        if not kept and 0 not in plan.units:
-            kept = ["a unit whose trained parameters are zero still depends on the input"]
-        reasons[family.root] = kept[0] if kept else pruner.refused.get(family.root)
-    return reasons

@@ -1,17 +1,19 @@
 """Optimizers: one method per file on the base that takes the step."""
 
 from proxmo.optim.auto import AutoProxSGD
-from proxmo.optim.base import Certificate, ProxOptimizer, Sparsity
+from proxmo.optim.base import Certificate, ProxOptimizer
 from proxmo.optim.hybrid import ProxHybridSGD
 from proxmo.optim.inexact import InexactProxSGD
 from proxmo.optim.inner import InnerReport, InnerSGD
 from proxmo.optim.prox_sgd import ProxSGD
+from proxmo.optim.sparsity import FamilySparsity, Sparsity
 from proxmo.optim.spiderboost import ProxSpiderBoost
 from proxmo.optim.storm import ProxSTORM
 
 __all__ = [
     "AutoProxSGD",
     "Certificate",
+    "FamilySparsity",
     "InexactProxSGD",
     "InnerReport",
     "InnerSGD",

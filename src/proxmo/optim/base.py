@@ -30,24 +30,14 @@ from proxmo.optim.options import (
     check_keys,
     check_parameters,
     check_shared_options,
-    is_flattened,
-    is_frozen,
 )
+from proxmo.optim.sparsity import Sparsity, measure_sparsity, trained
 from proxmo.optim.units import Units, as_units, joined, seen_by_penalty, units_of, write_back
 from proxmo.penalties.axes import Step
 from proxmo.penalties.base import Penalty, widen
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-class Sparsity(NamedTuple):
-    """How much of a parameter group is exactly zero."""
-
-    zeros: float
-    """The share of elements that are zero."""
-    groups: float | None
-    """The share of the penalty's groups that are entirely zero; ``None`` if the penalty has no groups."""
 
 
 class Certificate(NamedTuple):
@@ -186,7 +176,7 @@ class ProxOptimizer(Optimizer):
         tensor(1.5000)
         """
         values = [
-            group["penalty"].total(list(seen_by_penalty(*_trained(group))))
+            group["penalty"].total(list(seen_by_penalty(*trained(group))))
             for group in self.param_groups
             if group["penalty"] is not None
         ]
@@ -196,14 +186,19 @@ class ProxOptimizer(Optimizer):
     def sparsity(self) -> list[Sparsity]:
         """Return for each parameter group the share of exact zeros, and of groups that are entirely zero.
 
-        Frozen parameters do not count. With sharded parameters all ranks must call it; they get the same numbers.
+        For groups from `unit_groups`, ``families`` counts the units of each layer. Frozen parameters do not count. With
+        sharded parameters all ranks must call it; they get the same numbers.
 
         >>> import torch, proxmo
         >>> weight = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
         >>> proxmo.ProxSGD([weight], penalty=proxmo.GroupL2(0.1)).sparsity()
         [Sparsity(zeros=0.75, groups=0.5)]
+        >>> units = [[(0, 0, None)]]  # the rows of the weight are units, as unit_groups would find them
+        >>> group = {"params": [("layer.weight", weight)], "penalty": proxmo.GroupL2(0.1), "units": units}
+        >>> proxmo.ProxSGD([group]).sparsity()[0].families
+        (FamilySparsity(name='layer', zero=1, units=2),)
         """
-        return [_sparsity(group) for group in self.param_groups]
+        return [measure_sparsity(group) for group in self.param_groups]
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group, as for every torch optimizer; refused if its options or penalty do not fit."""
@@ -372,23 +367,3 @@ def _read_whether_finite(tensors: list[Tensor]) -> bool:
 _takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # not in older versions of torch
 _why = {"reason": "nonfinite='skip' and 'raise' read the gradients; set nonfinite='propagate'"} if _takes_reason else {}
 _all_finite: Callable[[list[Tensor]], bool] = torch.compiler.disable(_read_whether_finite, **_why)  # type: ignore[no-untyped-call]
-
-
-def _trained(group: Group) -> tuple[Units | None, list[Tensor]]:
-    """Return the units and the parameters of a group without frozen ones."""
-    params = [p for p in group["params"] if not is_frozen(p)]
-    if group["penalty"] is not None and any(map(is_flattened, params)):
-        raise RuntimeError(
-            "FullyShardedDataParallel has flattened the parameters, so that each rank would count its own shards only; "
-            "shard the model with torch.distributed.fsdp.fully_shard instead"
-        )
-    return units_of(group, params), params
-
-
-def _sparsity(group: Group) -> Sparsity:
-    penalty, (units, params) = group["penalty"], _trained(group)
-    zeros, elements = shards.count_zeros(params), sum(p.numel() for p in params)
-    seen = [] if penalty is None else seen_by_penalty(units, params)
-    counts = [counted for x in seen if (counted := penalty.zero_groups(x)) is not None]
-    groups = sum(total for _, total in counts)
-    return Sparsity(zeros / max(elements, 1), sum(zero for zero, _ in counts) / groups if groups else None)

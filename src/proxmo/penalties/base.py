@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from typing_extensions import Self
 
 from proxmo import checks, kernels, shards
 from proxmo.eager import is_eager_cpu, is_transformed, row_chunks
@@ -401,6 +402,14 @@ class Grouped(WithDim):
 
     def takes_units(self) -> bool:
         return self.dim == 0
+
+    def for_larger_groups(self, factor: float) -> Self:
+        """Return the penalty that is as strong as this one on groups of ``factor`` times as many elements.
+
+        As strong means: if a group is repeated ``factor`` times, so is its prox. `unit_groups` uses it to balance large
+        and small units. A penalty that does not override it has the same strength for groups of all sizes.
+        """
+        return self
 
     def block_shape(self, x: Tensor) -> tuple[int, ...]:
         if self.separable or not self.sum_over_groups:

@@ -7,13 +7,15 @@ within a group, x_i, t_i and step_i are its elements.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from proxmo.eager import is_eager_cpu
 from proxmo.kernels import Kernel
@@ -76,6 +78,11 @@ def _shrink_in_metric(groups: Groups, values: Tensor, t: Tensor) -> Tensor:
     return torch.where(vanishes, 0.0, values * (rho / (rho + t)))
 
 
+def _scaled(weight: float, factor: float) -> float:
+    """Return the product, rounded to four digits to print short; exactly ``weight`` if the factor is 1."""
+    return weight if factor == 1 else float(f"{weight * factor:.4g}")
+
+
 @dataclass
 class GroupL2(SumOverGroups):
     """s·Σ_g ‖x_g‖₂ (ℓ2,1): the group lasso, which makes whole groups exactly zero.
@@ -102,6 +109,10 @@ class GroupL2(SumOverGroups):
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
         return shrink_groups(groups, groups.tensor, step * self.strength, out)
+
+    def for_larger_groups(self, factor: float) -> Self:
+        """Multiply the strength by √factor, as the ℓ2 norm of a repeated group is, by which groups vanish."""
+        return replace(self, strength=_scaled(self.strength, math.sqrt(factor)))
 
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled().shrink, step * self.strength)
@@ -148,6 +159,10 @@ class GroupLInf(SumOverGroups):
         level = level_in_metric(magnitudes / scale * inverse, 1.0, groups, inverse)
         return (level.relu_() * scale).to(groups.tensor.dtype)
 
+    def for_larger_groups(self, factor: float) -> Self:
+        """Multiply the strength by the factor, as the ℓ1 norm of a repeated group is, by which groups vanish."""
+        return replace(self, strength=_scaled(self.strength, factor))
+
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled().cap, step * self.strength)
 
@@ -180,6 +195,10 @@ class SparseGroup(SumOverGroups):
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
         return shrink_groups(groups, soft_threshold(groups.tensor, step * self.l1), step * self.group, out)
+
+    def for_larger_groups(self, factor: float) -> Self:
+        """Multiply ``group`` by √factor; ``l1`` is for single elements and stays."""
+        return replace(self, group=_scaled(self.group, math.sqrt(factor)))
 
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled().soft_then_shrink, step * self.group, step * self.l1)

@@ -8,12 +8,13 @@ envelope, so the K largest envelopes are spared and the others take the ordinary
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from proxmo import checks, shards
 from proxmo.penalties.axes import Groups, Step
@@ -135,6 +136,11 @@ class Trimmed(Penalty):
 
     def takes_units(self) -> bool:
         return self.penalty.takes_units()
+
+    def for_larger_groups(self, factor: float) -> Self:
+        """Return a penalty that trims one of the strength for groups of ``factor`` times as many elements."""
+        inner = self.penalty.for_larger_groups(factor) if isinstance(self.penalty, SumOverGroups) else self.penalty
+        return replace(self, penalty=inner)
 
     def block_shape(self, x: Tensor) -> tuple[int, ...]:
         return self.penalty.block_shape(x)
