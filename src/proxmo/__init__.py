@@ -67,6 +67,7 @@ from proxmo.penalties import (
 )
 from proxmo.proxy import ProxyObjective
 from proxmo.schedules import CosineRates, RateScheduler, StrengthScheduler
+from proxmo.shrinking import ShrinkReport, shrink
 from proxmo.targets import KeepScheduler
 
 __version__ = version("proxmo")
@@ -112,6 +113,7 @@ __all__ = [
     "RandomIterate",
     "Rank",
     "RateScheduler",
+    "ShrinkReport",
     "Simplex",
     "SparseGroup",
     "Sparsity",
@@ -125,6 +127,7 @@ __all__ = [
     "load_compact",
     "param_groups",
     "save_compact",
+    "shrink",
     "theory",
     "unit_groups",
 ]

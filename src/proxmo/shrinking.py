@@ -1,0 +1,284 @@
+"""From a model and a target to a smaller model, in one call over the public API: copy it and change what you like."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from proxmo import checks
+from proxmo.compaction import CompactionReport, compact, save_compact, unit_groups
+from proxmo.compaction.example_inputs import ModelInputs
+from proxmo.layers import ParamGroups
+from proxmo.optim import ProxSGD
+from proxmo.penalties import GroupL2, Trimmed
+from proxmo.schedules import CosineRates, RateScheduler
+from proxmo.targets import HOLD, KeepScheduler
+
+WARM_UP = 0.05  # share of the steps before units are ranked: norms at the start tell little
+SEARCH_STEPS = 7  # halvings in the search for the share of units that meets a budget
+LATENCY_CALLS = 15
+
+
+@dataclass(frozen=True)
+class ShrinkReport:
+    """What `shrink` did: sizes, speed and quality before and after. Prints as a table.
+
+    >>> compaction = CompactionReport((1000, 250), (8000, 2000), {"hidden": (16, 4)}, 0.0, [])
+    >>> print(ShrinkReport(0.25, (16, 4), compaction, (4300, 1300), (0.002, 0.001), None))
+                 before  after
+    units            16      4  0.25
+    parameters    1,000    250  0.25
+    file, bytes   4,300  1,300  0.30
+    latency, ms   2.000  1.000  0.50
+    """
+
+    keep: float
+    """The share of units that was asked for, or that meets the budget."""
+    units: tuple[int, int]
+    """Units that are not zero, before and after."""
+    compaction: CompactionReport
+    """The report of `compact`: widths of layers, multiply-adds, largest difference in outputs."""
+    file_size: tuple[int, int]
+    """Bytes of a safetensors file with the model."""
+    latency: tuple[float, ...]
+    """Median seconds of a call on the first batch, dense and small by turns."""
+    score: tuple[float, float] | None
+    """What ``evaluate`` returned for the model as it was given and for the small one."""
+
+    def __str__(self) -> str:
+        rows = [("", "before", "after", "")]
+        for label, (before, after), form in (
+            ("units", self.units, ",d"),
+            ("parameters", self.compaction.parameters, ",d"),
+            ("file, bytes", self.file_size, ",d"),
+            ("latency, ms", tuple(1000 * seconds for seconds in self.latency), ".3f"),
+        ):
+            rows.append((label, format(before, form), format(after, form), f"{after / before:.2f}"))
+        if self.score is not None:
+            rows.append(("score", f"{self.score[0]:.4g}", f"{self.score[1]:.4g}", ""))
+        first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
+        return "\n".join(f"{a:{first}}  {b:>{second}}  {c:>{third}}  {d}".rstrip() for a, b, c, d in rows)
+
+
+def shrink(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    loader: Iterable[tuple[Any, Any]],
+    keep: float | None = None,
+    *,
+    epochs: int = 10,
+    parameters: float | None = None,
+    latency: float | None = None,
+    evaluate: Callable[[nn.Module], float] | None = None,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    progress: bool = True,
+) -> tuple[nn.Module, ShrinkReport]:
+    """Train a model while its smallest units vanish, and return the smaller model that is left.
+
+    Finds the removable units (`unit_groups`), ramps a trimmed penalty on them down to the target (`Trimmed`,
+    `KeepScheduler`), trains with lr and momentum annealed together (`ProxSGD`, `CosineRates`), and removes the zero
+    units (`compact`), which changes no output. There is no strength to choose. The model itself is not modified.
+    Requires ``pip install 'proxmo[compact]'``.
+
+    Args:
+        model: the model, trained or not.
+        loss: as in ``loss(model(inputs), targets)``.
+        loader: batches (inputs, targets), iterated once per epoch; inputs are a tensor, a tuple of arguments or a
+            dictionary of keyword arguments.
+        keep: the share of units to keep, in (0, 1]; 0.25 if no budget is given either. Units of different sizes, such
+            as heads and neurons, each keep this share.
+        epochs: how often to go through the loader.
+        parameters: in place of ``keep``, the share of the parameters of the model to keep.
+        latency: in place of ``keep``, the time of a call as a share of that of the model. Both are met by the sizes of
+            units when the ramp starts; what training makes of them is in the report.
+        evaluate: maps a model to a number to report, such as its accuracy; called in evaluation mode.
+        lr: the learning rate at the start; our momentum is an average, so it is about ten times that of SGD.
+        momentum: the weight of past gradients at the start.
+        progress: show a progress bar on a terminal.
+
+    Returns:
+        The small model, in evaluation mode, and a report.
+
+    >>> import torch, proxmo
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.randn(256, 8)
+    >>> y = x[:, :2].sum(1, keepdim=True)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    >>> batches = list(zip(x.split(32), y.split(32)))
+    >>> small, report = shrink(model, torch.nn.functional.mse_loss, batches, keep=0.25, epochs=10)
+    >>> small[0], report.units
+    (Linear(in_features=8, out_features=8, bias=True), (32, 8))
+    """
+    budget = _Budget.of(keep, parameters, latency)
+    epochs = checks.count("epochs", epochs, least=1)
+    inputs, horizon = _first_inputs(loader), epochs * sum(1 for _ in loader)
+    trained = copy.deepcopy(model).train()
+    groups = unit_groups(trained, inputs, Trimmed(GroupL2(1.0), 1.0))
+    if len(groups) == 0 or groups[0]["penalty"] is None:
+        raise ValueError("\n".join(["model must have units that can be removed, got none", *groups.notes]))
+    optimizer = ProxSGD(groups, lr=lr, momentum=momentum)
+    rates = RateScheduler(optimizer, CosineRates(lr, momentum, horizon))
+    first, bar = round(WARM_UP * horizon), _Progress(horizon, progress)
+    for step, batch in enumerate(batch for _ in range(epochs) for batch in loader):
+        if step == first:
+            share = budget.share_of_units(trained, groups, inputs)
+            scheduler = KeepScheduler(optimizer, share, horizon - first, start=0.0)
+        value = _backward(trained, optimizer, loss, batch)
+        optimizer.step()
+        rates.step()
+        if step >= first:
+            scheduler.step()
+        bar.show(step + 1, partial(_describe, value, optimizer))
+    small, compaction = compact(trained.eval(), inputs)
+    dense = copy.deepcopy(model).eval()
+    return small, ShrinkReport(
+        share,
+        _count_units(optimizer),
+        compaction,
+        (_file_size(dense), _file_size(small)),
+        _latencies([dense, small], inputs),
+        None if evaluate is None else (evaluate(dense), evaluate(small)),
+    )
+
+
+def _describe(value: float, optimizer: ProxSGD) -> str:
+    return f"loss {value:.3f}, {_count_units(optimizer)[1]} units left"
+
+
+def _backward(model: nn.Module, optimizer: ProxSGD, loss: Callable[[Any, Any], Tensor], batch: Any) -> float:
+    """Compute the gradients on a batch and return the loss."""
+    inputs, targets = pytree.tree_map(partial(_to_device, device=next(model.parameters()).device), tuple(batch))
+    optimizer.zero_grad()
+    value = loss(ModelInputs.from_example(inputs).call(model), targets)
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.item()
+
+
+def _to_device(x: Any, device: torch.device) -> Any:
+    return x.to(device) if isinstance(x, Tensor) else x
+
+
+def _first_inputs(loader: Iterable[tuple[Any, Any]]) -> Any:
+    if iter(loader) is loader:
+        raise TypeError("loader must be iterable more than once, such as a DataLoader or a list, got an iterator")
+    for batch in loader:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise TypeError(f"loader must give pairs (inputs, targets), got {type(batch).__name__}")
+        return batch[0]
+    raise ValueError("loader must have at least one batch, got none")
+
+
+def _count_units(optimizer: ProxSGD) -> tuple[int, int]:
+    """Return how many units there are, and how many are not zero."""
+    families = [family for sparsity in optimizer.sparsity() for family in sparsity.families]
+    units = sum(family.units for family in families)
+    return units, units - sum(family.zero for family in families)
+
+
+def _file_size(model: nn.Module) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        save_compact(model, path)
+        return path.stat().st_size
+
+
+@torch.no_grad()
+def _latencies(models: Sequence[nn.Module], inputs: Any) -> tuple[float, ...]:
+    """Return the median time of a call of each model, measured by turns."""
+    device = next(models[0].parameters()).device
+    call = ModelInputs.from_example(pytree.tree_map(partial(_to_device, device=device), inputs)).call
+    times: list[list[float]] = [[] for _ in models]
+    for turn in range(-2, LATENCY_CALLS):
+        for model, taken in zip(models, times, strict=True):
+            start = time.perf_counter()
+            call(model)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            taken += [time.perf_counter() - start] if turn >= 0 else []
+    return tuple(map(statistics.median, times))
+
+
+class _Budget(NamedTuple):
+    """What may be left of a model, as a share: of its units, of its parameters, or of the time of a call."""
+
+    share: float
+    measure: Callable[[nn.Module, nn.Module, Any], float] | None
+    """Maps the dense model, the small one and inputs to the share that is left; ``None`` for units."""
+
+    @classmethod
+    def of(cls, keep: float | None, parameters: float | None, latency: float | None) -> _Budget:
+        given = {"keep": keep, "parameters": parameters, "latency": latency}
+        chosen = {name: value for name, value in given.items() if value is not None} or {"keep": 0.25}
+        if len(chosen) > 1:
+            raise ValueError(f"keep, parameters and latency exclude each other, got {chosen}")
+        ((name, value),) = chosen.items()
+        share = checks.number(name, value, takes="a share in (0, 1]")
+        if not 0 < share <= 1:
+            raise ValueError(f"{name} must be a share in (0, 1], got {value!r}")
+        return cls(share, {"keep": None, "parameters": _share_of_parameters, "latency": _share_of_latency}[name])
+
+    def share_of_units(self, model: nn.Module, groups: ParamGroups, inputs: Any) -> float:
+        """Return the share of units to keep, found by halving: each trial removes the smallest units of a copy."""
+        if self.measure is None:
+            return self.share
+        low, high = 0.0, 1.0
+        for _ in range(SEARCH_STEPS):
+            middle = (low + high) / 2
+            trial = _without_smallest_units(model, groups, middle, inputs)
+            low, high = (middle, high) if self.measure(model, trial, inputs) <= self.share else (low, middle)
+        if low == 0:
+            raise ValueError(f"no share of units leaves {self.share} of the model: what has no units is too large")
+        return low
+
+
+def _without_smallest_units(model: nn.Module, groups: ParamGroups, share: float, inputs: Any) -> nn.Module:
+    """Return a copy of the model that keeps a share of its units, those of largest norm."""
+    twin = copy.deepcopy(model).eval()
+    own = groups.on(twin)
+    for group in own:
+        group["penalty"] = group["penalty"] and Trimmed(GroupL2(HOLD), share)
+    optimizer = ProxSGD(own, lr=1.0)
+    for p in twin.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    return compact(twin, inputs)[0]
+
+
+def _share_of_parameters(dense: nn.Module, small: nn.Module, inputs: Any) -> float:
+    return sum(p.numel() for p in small.parameters()) / sum(p.numel() for p in dense.parameters())
+
+
+def _share_of_latency(dense: nn.Module, small: nn.Module, inputs: Any) -> float:
+    was_training = dense.training
+    before, after = _latencies([dense.eval(), small.eval()], inputs)
+    dense.train(was_training)
+    return after / before
+
+
+class _Progress:
+    """A progress bar in one line of a terminal, redrawn at most four times a second."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self._total, self._shown, self._last = total, shown and sys.stderr.isatty(), 0.0
+
+    def show(self, done: int, describe: Callable[[], str]) -> None:
+        now = time.monotonic()
+        if self._shown and (now - self._last > 0.25 or done == self._total):
+            self._last = now
+            filled = 30 * done // self._total
+            end = "\n" if done == self._total else ""
+            sys.stderr.write(f"\rshrink [{'#' * filled}{' ' * (30 - filled)}] {done}/{self._total} {describe()}  {end}")
+            sys.stderr.flush()
