@@ -1,11 +1,14 @@
 """Settings shared by all tests."""
 
+import os
+
 import hypothesis
 import matplotlib
 import torch
 
 matplotlib.use("Agg")
 torch.set_num_threads(1)  # pytest-xdist runs one process per core
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 
 # The same examples on every run, so that failures can be reproduced.
 hypothesis.settings.register_profile("proxmo", derandomize=True, deadline=None, max_examples=50)

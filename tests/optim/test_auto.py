@@ -218,10 +218,10 @@ def test_distributed_checkpoint_of_a_fresh_optimizer_moves_nothing() -> None:
 @pytest.mark.parametrize(
     "problem",
     [
-        Quadratic("paper", [1.0] * 5, 0.0, 1e4, 25.0),
         Quadratic("shifted", [1.0] * 5, 10.0, 1.0, 5.0),
-        RobustRegression("lasso", "l1", batch=8),
-        RobustRegression("rows", "linf1", batch=8),
+        pytest.param(Quadratic("paper", [1.0] * 5, 0.0, 1e4, 25.0), marks=pytest.mark.slow),
+        pytest.param(RobustRegression("lasso", "l1", batch=8), marks=pytest.mark.slow),
+        pytest.param(RobustRegression("rows", "linf1", batch=8), marks=pytest.mark.slow),
     ],
     ids=lambda problem: problem.name,
 )

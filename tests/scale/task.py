@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 import proxmo
 from proxmo import shards
 
-STEPS, BATCH = 12, 8
+STEPS, BATCH = 8, 8
 
 
 class Placed(NamedTuple):
@@ -82,7 +82,7 @@ OPTIMIZERS: dict[str, Callable[[Task], proxmo.ProxOptimizer]] = {
     "storm": lambda task: proxmo.ProxSTORM(task.groups(), lr=0.2, momentum=0.8),
     "hybrid": lambda task: proxmo.ProxHybridSGD(task.groups(), lr=0.2, momentum=0.8),
     "spiderboost": lambda task: proxmo.ProxSpiderBoost(task.groups(), lr=0.2, period=4),
-    "inexact": lambda task: proxmo.InexactProxSGD(task.params(), lr=0.2, inner=proxmo.InnerSGD(5, lr=0.05)),
+    "inexact": lambda task: proxmo.InexactProxSGD(task.params(), lr=0.2, inner=proxmo.InnerSGD(2, lr=0.05)),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ from proxmo import Penalty
 from proxmo.penalties.base import Grouped
 from scale import processes
 
-LAYOUTS: list[tuple[tuple[int, ...], list[Placement]]] = [
+Layout = tuple[tuple[int, ...], list[Placement]]
+LAYOUTS: list[Layout] = [
     ((4,), [Shard(0)]),
     ((4,), [Shard(1)]),
     ((4,), [Replicate()]),
@@ -31,6 +33,13 @@ LAYOUTS: list[tuple[tuple[int, ...], list[Placement]]] = [
 ]
 # even; uneven; with empty shards; with three axes; long enough that the root-finder takes several passes
 SHAPES = [(8, 4), (5, 3), (2, 9), (4, 3, 5), (6, 1500)]
+Pairs = list[tuple[tuple[int, ...], Layout]]
+ALL_PAIRS: Pairs = list(itertools.product(SHAPES, LAYOUTS))
+# every layout with three axes and with one more shape
+PAIRS: Pairs = [
+    *(((4, 3, 5), layout) for layout in LAYOUTS),
+    *zip([(2, 9), (6, 1500), (8, 4), (5, 3), (5, 3), (6, 1500), (8, 4), (2, 9)], LAYOUTS, strict=True),
+]
 
 
 class Found(NamedTuple):
@@ -51,28 +60,36 @@ def evaluate(penalty: Penalty, x: DTensor, step: float) -> Found:
     with Messages() as messages:
         near = penalty.prox(x, step)
     assert isinstance(near, DTensor)
-    in_place = penalty.prox(x, 0.5, out=x.clone())
-    assert torch.equal(penalty.prox(x, 0.5).full_tensor(), in_place.full_tensor())
+    in_place = penalty.prox(x, step, out=x.clone())
+    assert torch.equal(near.to_local(), in_place.to_local())
     keeps_layout = near.placements == x.placements and near.to_local().shape == x.to_local().shape
     return Found(near.full_tensor(), penalty.value(near), penalty.zero_groups(near), keeps_layout, messages.sent)
 
 
-def evaluate_all() -> dict[str, Found]:
+def evaluate_all(pairs: Pairs) -> dict[str, Found]:
     mesh = meshes()
     found = {}
     for case in CASES:
-        for shape in SHAPES:
-            if len(shape) < case.axes:
-                continue
-            for sizes, placements in LAYOUTS:
+        for shape, (sizes, placements) in pairs:
+            if len(shape) >= case.axes:
                 x = distribute_tensor(noise(shape), mesh[sizes], placements)
                 found[f"{case} {shape} {sizes} {placements}"] = evaluate(case.make(1.0), x, 0.7)
     return found
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
-    return processes.run_once(evaluate_all, 4, tmp_path_factory, "dtensor")
+class Evaluated(NamedTuple):
+    """Pairs of a shape and a layout, and the results on them by rank."""
+
+    pairs: Pairs
+    found: list[dict[str, Found]]
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(PAIRS, id="few"), pytest.param(ALL_PAIRS, id="all", marks=pytest.mark.slow)]
+)
+def evaluated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
+    pairs = request.param
+    return Evaluated(pairs, processes.run_once(evaluate_all, 4, tmp_path_factory, f"dtensor-{len(pairs)}", pairs))
 
 
 def is_local(penalty: Penalty, axes: int, placements: list[Placement]) -> bool:
@@ -86,45 +103,43 @@ def is_local(penalty: Penalty, axes: int, placements: list[Placement]) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_sharded_equals_whole(found: list[dict[str, Found]], case: Any) -> None:
+def test_sharded_equals_whole(evaluated: Evaluated, case: Any) -> None:
     checked = 0
-    for shape in SHAPES:
+    for shape, (sizes, placements) in evaluated.pairs:
         if len(shape) < case.axes:
             continue
         whole, penalty = noise(shape), case.make(1.0)
         expected = penalty.prox(whole, 0.7)
-        for sizes, placements in LAYOUTS:
-            for results in found:
-                got = results[f"{case} {shape} {sizes} {placements}"]
-                torch.testing.assert_close(got.prox, expected, rtol=0, atol=1e-12 * float(whole.abs().max()))
-                assert torch.equal(got.prox == 0, expected == 0)
-                torch.testing.assert_close(got.value, penalty.value(expected), rtol=1e-12, atol=1e-12)
-                assert got.zero_groups == penalty.zero_groups(expected)
-                assert got.keeps_layout
-                checked += 1
+        for results in evaluated.found:
+            got = results[f"{case} {shape} {sizes} {placements}"]
+            torch.testing.assert_close(got.prox, expected, rtol=0, atol=1e-12 * float(whole.abs().max()))
+            assert torch.equal(got.prox == 0, expected == 0)
+            torch.testing.assert_close(got.value, penalty.value(expected), rtol=1e-12, atol=1e-12)
+            assert got.zero_groups == penalty.zero_groups(expected)
+            assert got.keeps_layout
+            checked += 1
     assert checked >= 4 * len(LAYOUTS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_local_groups_send_nothing_and_sharded_groups_send_numbers(found: list[dict[str, Found]], case: Any) -> None:
-    for shape in SHAPES:
+def test_local_groups_send_nothing_and_sharded_groups_send_numbers(evaluated: Evaluated, case: Any) -> None:
+    penalty = case.make(1.0)
+    for shape, (sizes, placements) in evaluated.pairs:
         if len(shape) < case.axes:
             continue
-        penalty = case.make(1.0)
-        for sizes, placements in LAYOUTS:
-            sent = found[0][f"{case} {shape} {sizes} {placements}"].sent
-            replicated = all(isinstance(p, Replicate) for p in placements)
-            if replicated or is_local(penalty, len(shape), placements):
-                assert sent == []
-            elif isinstance(penalty, Grouped):
-                counted = penalty.zero_groups(noise(shape))
-                groups = 1 if counted is None else counted[1]
-                # sums and maxima send two 8-byte numbers per group, counts of equal elements one per rank
-                assert {message.name for message in sent} == {"allreduce"}
-                assert max(message.payload for message in sent) <= 8 * groups * max(4, *sizes)
-            else:
-                assert {message.name for message in sent} <= {"all_gather_into_tensor"}
-                assert sent
+        sent = evaluated.found[0][f"{case} {shape} {sizes} {placements}"].sent
+        replicated = all(isinstance(p, Replicate) for p in placements)
+        if replicated or is_local(penalty, len(shape), placements):
+            assert sent == []
+        elif isinstance(penalty, Grouped):
+            counted = penalty.zero_groups(noise(shape))
+            groups = 1 if counted is None else counted[1]
+            # sums and maxima send two 8-byte numbers per group, counts of equal elements one per rank
+            assert {message.name for message in sent} == {"allreduce"}
+            assert max(message.payload for message in sent) <= 8 * groups * max(4, *sizes)
+        else:
+            assert {message.name for message in sent} <= {"all_gather_into_tensor"}
+            assert sent
 
 
 def special_cases() -> dict[str, Any]:

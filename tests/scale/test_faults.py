@@ -64,12 +64,14 @@ def workers(launcher: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the processes to kill in /proc")
-def test_run_with_killed_ranks_equals_undisturbed_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [{3}, pytest.param({3, 9}, marks=pytest.mark.slow)], ids=["once", "twice"])
+def test_run_with_killed_ranks_equals_undisturbed_run(kills: set[int], tmp_path: Path) -> None:
+    """Kill a rank after each of these checkpoints."""
     draw, killed = random.Random(0), 0
     with launched(tmp_path / "killed") as run, launched(tmp_path / "undisturbed") as undisturbed:
         assert run.stdout is not None
         for checkpoint, _ in enumerate(run.stdout, 1):  # each checkpoint prints a line
-            if checkpoint in (3, 9):
+            if checkpoint in kills:
                 time.sleep(draw.uniform(0, 0.5))  # at a random moment
                 os.kill(draw.choice(workers(run.pid)), signal.SIGKILL)
                 killed += 1
@@ -77,7 +79,7 @@ def test_run_with_killed_ranks_equals_undisturbed_run(tmp_path: Path) -> None:
             _, errors = launcher.communicate()
             assert launcher.returncode == 0, errors
             assert errors.count("exitcode: -9") == (killed if launcher is run else 0)  # torchrun saw it
-    assert killed == 2
+    assert killed == len(kills)
     found, expected = (torch.load(tmp_path / name / "network.pt") for name in ("killed", "undisturbed"))
     assert found.keys() == expected.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert all(torch.equal(found[name], expected[name]) for name in found)

@@ -37,7 +37,12 @@ def tensor_parallel_and_sharded(network: nn.Sequential) -> Placed:
     return Placed(network, mesh["data"].get_local_rank(), 2)
 
 
-PLACES = [(sharded, 2), (sharded, 4), (replicated_and_sharded, 4), (tensor_parallel_and_sharded, 4)]
+PLACES = [
+    pytest.param((sharded, 2), marks=pytest.mark.slow),  # checkpoints of two ranks are tested in any case
+    (sharded, 4),
+    (replicated_and_sharded, 4),
+    (tensor_parallel_and_sharded, 4),
+]
 
 
 def train_and_check_state(place: Any) -> dict[str, list[Tensor]]:

@@ -126,7 +126,7 @@ class Results:
     def indices(self, method: Method, sigma: float, **settings: float) -> list[int]:
         """Return the indices of all cells with these settings."""
         wanted = {"method": method, "sigma": sigma, **settings}
-        return [i for i, cell in enumerate(self.cells) if wanted.items() <= asdict(cell).items()]
+        return [i for i, cell in enumerate(self.cells) if wanted.items() <= vars(cell).items()]
 
     def joined(self, other: Results) -> Results:
         """Return these results together with others on the same problem."""
