@@ -17,7 +17,7 @@ LAYERS = [
     {"penalties"},
     {"secants"},
     {"optim"},
-    {"layers", "schedules", "criteria", "estimates", "iterates", "proxy"},
+    {"layers", "schedules", "criteria", "estimates", "iterates", "proxy", "refit"},
     {"compaction"},
     {"experiments"},
     {"cli"},

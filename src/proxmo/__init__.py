@@ -63,6 +63,7 @@ from proxmo.penalties import (
     TopK,
 )
 from proxmo.proxy import ProxyObjective
+from proxmo.refit import FrozenZeros, freeze_zeros
 from proxmo.schedules import CosineRates, RateScheduler, StrengthScheduler
 
 __version__ = version("proxmo")
@@ -81,6 +82,7 @@ __all__ = [
     "CosineRates",
     "ElasticNet",
     "Estimates",
+    "FrozenZeros",
     "GroupL2",
     "GroupLInf",
     "Huber",
@@ -114,6 +116,7 @@ __all__ = [
     "compact",
     "criteria",
     "estimate_constants",
+    "freeze_zeros",
     "load_compact",
     "param_groups",
     "save_compact",
