@@ -17,7 +17,7 @@ LAYERS = [
     {"penalties"},
     {"secants"},
     {"optim"},
-    {"layers", "schedules", "criteria", "estimates", "iterates", "proxy", "targets"},
+    {"layers", "schedules", "criteria", "estimates", "iterates", "proxy", "refit", "targets"},
     {"compaction"},
     {"shrinking"},
     {"experiments"},

@@ -66,6 +66,7 @@ from proxmo.penalties import (
     Trimmed,
 )
 from proxmo.proxy import ProxyObjective
+from proxmo.refit import FrozenZeros, freeze_zeros
 from proxmo.schedules import CosineRates, RateScheduler, StrengthScheduler
 from proxmo.shrinking import ShrinkReport, shrink
 from proxmo.targets import KeepScheduler
@@ -88,6 +89,7 @@ __all__ = [
     "ElasticNet",
     "Estimates",
     "FamilySparsity",
+    "FrozenZeros",
     "GroupL2",
     "GroupLInf",
     "Huber",
@@ -124,6 +126,7 @@ __all__ = [
     "compact",
     "criteria",
     "estimate_constants",
+    "freeze_zeros",
     "load_compact",
     "param_groups",
     "save_compact",

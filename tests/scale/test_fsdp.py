@@ -51,8 +51,21 @@ def train_and_check_state(place: Any) -> dict[str, list[Tensor]]:
     return results
 
 
+def refit(task: Task) -> list[Tensor]:
+    """Train until some neurons are zero, and on with these fixed; return the weights at both times."""
+    optimizer = proxmo.ProxSGD(task.groups(), lr=0.2)
+    for group in optimizer.param_groups:
+        if group["penalty"] is not None:
+            group["penalty"].strength = 0.5
+    advance(task, optimizer, range(6))
+    before = task.weights()
+    proxmo.freeze_zeros(optimizer)
+    advance(task, optimizer, range(6, 12))
+    return [*before, *task.weights()]
+
+
 def edge_cases() -> dict[str, Any]:
-    """Train units with empty local shards, count messages, swap iterates, and load unsharded state."""
+    """Train units with empty local shards, refit, count messages, swap iterates, and load unsharded state."""
     found: dict[str, Any] = {}
     for hidden in (9, 3):
         task = Task(sharded, joint, hidden)
@@ -62,6 +75,7 @@ def edge_cases() -> dict[str, Any]:
             optimizer.step()
         found[f"sent {hidden}"] = len(messages.sent)
         found[f"units {hidden}"] = [*task.weights(), optimizer.penalty_value()]
+    found["refit"] = refit(Task(sharded))
     task = Task(sharded)
     optimizer = proxmo.ProxSGD(task.groups(), lr=0.2)
     iterate = proxmo.RandomIterate(task.params(), torch.Generator().manual_seed(3))
@@ -95,10 +109,16 @@ def test_units_iterates_and_state_when_sharded(tmp_path_factory: pytest.TempPath
         advance(task, optimizer, range(3))
         optimizer.step()
         expected[hidden] = [*task.weights(), optimizer.penalty_value()]
+    single = refit(Task())
+    zeros = [p == 0 for p in single]
+    assert 0 < zeros[0].all(1).sum() < 8
+    assert torch.equal(zeros[0], zeros[4])
     for found in processes.run(edge_cases, 4, tmp_path_factory.mktemp("edge")):
         for hidden in (9, 3):
             torch.testing.assert_close(found[f"units {hidden}"], expected[hidden], rtol=1e-9, atol=1e-11)
             assert found[f"sent {hidden}"] == 0
+        torch.testing.assert_close(found["refit"], single, rtol=1e-9, atol=1e-11)
+        assert all(torch.equal(p == 0, zero) for p, zero in zip(found["refit"], zeros, strict=True))
         assert torch.equal(found["last"], found["last again"])
         assert not torch.equal(found["last"], found["kept"])
         assert found["written"]
