@@ -82,7 +82,7 @@ def shrink(
     parameters: float | None = None,
     latency: float | None = None,
     evaluate: Callable[[nn.Module], float] | None = None,
-    lr: float = 0.1,
+    lr: float = 0.3,
     momentum: float = 0.9,
     progress: bool = True,
 ) -> tuple[nn.Module, ShrinkReport]:
@@ -105,7 +105,7 @@ def shrink(
         latency: in place of ``keep``, the time of a call as a share of that of the model. Both are met by the sizes of
             units when the ramp starts; what training makes of them is in the report.
         evaluate: maps a model to a number to report, such as its accuracy; called in evaluation mode.
-        lr: the learning rate at the start; our momentum is an average, so it is about ten times that of SGD.
+        lr: the largest learning rate; momentum is an average here, so take about ten times that of torch's SGD.
         momentum: the weight of past gradients at the start.
         progress: show a progress bar on a terminal.
 
