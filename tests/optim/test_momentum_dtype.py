@@ -93,10 +93,10 @@ def test_checkpoints_keep_the_precision_of_averages() -> None:
 
 def test_loading_copies_averages() -> None:
     x = torch.ones(5, dtype=torch.bfloat16)
-    optimizer = ProxSGD([x], momentum_dtype=torch.float32)
+    optimizer = ProxSGD([x], lr=1e-3, momentum_dtype=torch.float32)
     run(optimizer, x, range(2))
     twin = torch.ones(5, dtype=torch.bfloat16)
-    other = ProxSGD([twin], momentum_dtype=torch.float32)
+    other = ProxSGD([twin], lr=1e-3, momentum_dtype=torch.float32)
     other.load_state_dict(optimizer.state_dict())
     run(other, twin, range(2))
     assert not torch.equal(optimizer.state[x]["momentum_buffer"], other.state[twin]["momentum_buffer"])
