@@ -155,7 +155,8 @@ class Trimmed(Penalty):
         >>> Trimmed(proxmo.L1(1.0), keep=0.1).count_to_keep(25)
         2
         """
-        return min(self.keep, blocks) if isinstance(self.keep, int) else max(1, round(self.keep * blocks))
+        count = self.keep if isinstance(self.keep, int) else max(1, round(self.keep * blocks))
+        return min(count, blocks)
 
     def count_blocks(self, tensors: Sequence[Tensor]) -> int:
         """Return how many blocks the tensors of a parameter group have."""
