@@ -17,7 +17,7 @@ train, test = order[:1400], order[1400:]
 
 
 def make_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
 @torch.no_grad()
@@ -37,9 +37,9 @@ def train_dense(model: nn.Module, loader: DataLoader, epochs: int) -> None:
 torch.manual_seed(0)
 loader = DataLoader(TensorDataset(images[train], labels[train]), batch_size=64, shuffle=True)
 model = make_model()
-train_dense(model, loader, epochs=15)
+train_dense(model, loader, epochs=10)
 loss = nn.functional.cross_entropy
-small, report = proxmo.shrink(model, loss, loader, keep=0.1, epochs=30, lr=1.0, evaluate=accuracy)
+small, report = proxmo.shrink(model, loss, loader, keep=0.1, epochs=20, lr=1.0, evaluate=accuracy)
 print(report)
 print(small)
 proxmo.save_compact(small, "small.safetensors")

@@ -29,6 +29,18 @@ def test_autosize_compacts_without_losing_accuracy(
     assert [file.name for file in tmp_path.iterdir()] == ["small.safetensors"]
 
 
+def test_shrink_keeps_a_tenth_of_the_units_and_the_accuracy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLES / "shrink.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    before, after, from_file = map(float, re.findall(r"([\d.]+)% (?:before|after|from)", printed))
+    assert after == from_file > before - 1
+    assert re.search(r"units +512 +51 +0.10", printed)
+    assert [file.name for file in tmp_path.iterdir()] == ["small.safetensors"]
+
+
 def test_ddp_saves_the_sparsity_that_it_prints(tmp_path: Path) -> None:
     command = [
         sys.executable,
