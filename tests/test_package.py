@@ -76,7 +76,8 @@ def _signature(parameter: inspect.Parameter) -> str:
     default = parameter.default
     if default is parameter.empty:
         return parameter.name
-    return f"{parameter.name}={default:g}" if isinstance(default, float) else f"{parameter.name}={default}"
+    shown = f"{default:g}" if isinstance(default, float) else f'"{default}"' if isinstance(default, str) else default
+    return f"{parameter.name}={shown}"
 
 
 def test_readme_lists_every_penalty_with_its_arguments() -> None:

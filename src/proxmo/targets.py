@@ -68,8 +68,7 @@ class KeepScheduler:
             raise ValueError(f"start and end must satisfy 0 <= start < end <= 1, got start={start} and end={end}")
         self.optimizer = optimizer
         self._penalties = _trimmed_penalties(optimizer)
-        for penalty in self._penalties:
-            self._check_penalty(penalty, keep, tune_strength)
+        self._shares = [self._target_share(penalty, keep, tune_strength) for penalty in self._penalties]
         self._keep, self._horizon, self._tune = keep, horizon, tune_strength
         self._first = round(start * horizon)
         self._last = max(round(end * horizon), self._first + 1)
@@ -99,7 +98,8 @@ class KeepScheduler:
         self.last_step, self._strengths = state["last_step"], list(state["strengths"])
         self._set(tune=False)
 
-    def _check_penalty(self, penalty: Trimmed, keep: float | int, tune_strength: bool) -> None:
+    def _target_share(self, penalty: Trimmed, keep: float | int, tune_strength: bool) -> float:
+        """Return the target as a share; raise if it does not fit the penalty."""
         blocks = min(penalty.count_blocks(_tensors(group)) for group in self._groups(penalty))
         if isinstance(keep, int) and keep > blocks:
             raise ValueError(f"keep must be at most the number of elements or groups, {blocks}, got {keep}")
@@ -108,27 +108,19 @@ class KeepScheduler:
                 f"tune_strength knows the strengths of L1, GroupL2 and GroupLInf, got {penalty.penalty}; with "
                 "tune_strength=False the penalty keeps its own"
             )
+        return keep if isinstance(keep, float) else keep / blocks
 
     def _groups(self, penalty: Trimmed) -> list[Group]:
         return [group for group in self.optimizer.param_groups if group["penalty"] is penalty]
 
     def _set(self, *, tune: bool = True) -> None:
         progress = min(max((self.last_step - self._first) / (self._last - self._first), 0.0), 1.0)
-        for index, penalty in enumerate(self._penalties):
-            if progress == 1:
-                penalty.keep = self._keep
-            else:
-                share = self._target_share(penalty)
-                penalty.keep = share + (1 - share) * (1 - progress) ** 3
+        for index, (penalty, share) in enumerate(zip(self._penalties, self._shares, strict=True)):
+            penalty.keep = self._keep if progress == 1 else share + (1 - share) * (1 - progress) ** 3
             if self._tune:
                 if tune:
                     self._strengths[index] = self._tuned_strength(penalty, self._strengths[index])
                 penalty.penalty.strength = self._strengths[index]
-
-    def _target_share(self, penalty: Trimmed) -> float:
-        if isinstance(self._keep, float):
-            return self._keep
-        return self._keep / max(penalty.count_blocks(_tensors(group)) for group in self._groups(penalty))
 
     def _tuned_strength(self, penalty: Trimmed, strength: float) -> float:
         """Return the strength for the next step, at least the present one."""

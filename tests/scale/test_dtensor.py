@@ -131,7 +131,7 @@ def test_local_groups_send_nothing_and_sharded_groups_send_numbers(evaluated: Ev
         replicated = all(isinstance(p, Replicate) for p in placements)
         if replicated or is_local(penalty, len(shape), placements):
             assert sent == []
-        elif isinstance(penalty, Grouped):
+        elif isinstance(penalty, (Grouped, proxmo.Trimmed)):
             counted = penalty.zero_groups(noise(shape))
             groups = 1 if counted is None else counted[1]
             # sums and maxima send two 8-byte numbers per group, counts of equal elements one per rank
@@ -298,7 +298,45 @@ def evaluate_in_metric() -> dict[str, list[Tensor]]:
                 results = [penalty.prox(x, step) for step in given]
                 assert all(isinstance(near, DTensor) and near.placements == x.placements for near in results)
                 found[f"{case} {shape} {sizes} {placements}"] = [near.full_tensor() for near in results]
+    found["joint"] = [t for penalty in JOINT for t in _joint_results(penalty, mesh)]
     return found
+
+
+JOINT = [
+    proxmo.Trimmed(proxmo.L1(0.8), 9),
+    proxmo.Trimmed(proxmo.GroupL2(0.8), 0.4),
+    proxmo.Trimmed(proxmo.GroupLInf(0.8), 3),
+    proxmo.TopK(11, scope="all"),
+]
+
+
+def lists_with_ties() -> list[Tensor]:
+    """Return tensors with many equal magnitudes, some on different ranks."""
+    return [(2 * noise(shape, seed=seed)).round() / 2 for seed, shape in enumerate([(5, 3), (4, 2), (6, 2), (3, 2)])]
+
+
+def _joint_results(penalty: Penalty, mesh: dict[tuple[int, ...], DeviceMesh]) -> list[Tensor]:
+    """Rank tensors together that are sharded by rows, by columns, in both ways, and not at all."""
+    rows, columns, both, replicated = lists_with_ties()
+    tensors = [
+        distribute_tensor(rows, mesh[(4,)], [Shard(0)]),
+        distribute_tensor(columns, mesh[(4,)], [Shard(1)]),
+        distribute_tensor(both, mesh[(2, 2)], [Shard(0), Shard(1)]),
+        replicated,
+    ]
+    value = penalty.total(tensors)
+    penalty.prox_(tensors, 0.7)
+    return [*(t.full_tensor() if isinstance(t, DTensor) else t for t in tensors), value]
+
+
+def _assert_equal_up_to_ties(found: list[Tensor], expected: list[Tensor]) -> None:
+    """Compare the sorted results of each penalty: of equal blocks any may be spared, but exactly as many."""
+    for start in range(0, len(found), 5):
+        *results, value = found[start : start + 5]
+        *wanted, wanted_value = expected[start : start + 5]
+        torch.testing.assert_close(value, wanted_value, rtol=1e-12, atol=1e-12)
+        flat, wanted_flat = (torch.cat([t.flatten() for t in some]).abs().sort().values for some in (results, wanted))
+        torch.testing.assert_close(flat, wanted_flat, rtol=0, atol=1e-12)
 
 
 def test_step_for_every_element_of_a_sharded_tensor(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -310,7 +348,14 @@ def test_step_for_every_element_of_a_sharded_tensor(tmp_path_factory: pytest.Tem
                 per_block = steps_like(torch.empty(penalty.block_shape(whole)))
                 exact = penalty.prox(whole, steps_like(whole))
                 expected[f"{case} {shape}"] = [exact, exact, penalty.prox(whole, per_block)]
+    joint: list[Tensor] = []
+    for penalty in JOINT:
+        tensors = lists_with_ties()
+        value = penalty.total(tensors)
+        penalty.prox_(tensors, 0.7)
+        joint += [*tensors, value]
     for found in processes.run_once(evaluate_in_metric, 4, tmp_path_factory, "dtensor-metric"):
+        _assert_equal_up_to_ties(found.pop("joint"), joint)
         assert len(found) == len(FEW_LAYOUTS) * len(expected)
         for name, results in found.items():
             key = next(key for key in expected if name.startswith(key + " "))
