@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from typing import Any
 
@@ -18,7 +19,7 @@ class Run:
     """A small noisy regression with a trimmed penalty."""
 
     def __init__(
-        self, inner: Any = None, keep: float | int = 0.25, horizon: int = 60, scope: Any = "all", **options: Any
+        self, inner: Any = None, keep: float = 0.25, horizon: int = 60, scope: Any = "all", **options: Any
     ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
@@ -29,7 +30,7 @@ class Run:
         self.scheduler = KeepScheduler(self.optimizer, keep, horizon, **options)
         self.horizon = horizon
 
-    def train(self, steps: range | None = None) -> list[tuple[float | int, float]]:
+    def train(self, steps: range | None = None) -> list[tuple[float, float]]:
         seen = []
         for k in steps or range(self.horizon):
             generator = torch.Generator().manual_seed(k)
@@ -45,14 +46,21 @@ class Run:
         return [p.detach() for p in self.optimizer.param_groups[0]["params"]]
 
 
-@pytest.mark.parametrize("keep", [0.25, 5, 1])
+@pytest.mark.parametrize("keep", [0.25, 0.05])
 @pytest.mark.parametrize("inner", [proxmo.GroupL2(0.5), proxmo.GroupLInf(0.5), proxmo.L1(0.5)], ids=str)
-def test_target_is_met_exactly_without_choosing_a_strength(inner: Any, keep: float | int) -> None:
+def test_target_is_met_exactly_without_choosing_a_strength(inner: Any, keep: float) -> None:
     run = Run(inner, keep)
     run.train()
-    blocks = run.live.count_blocks(run.weights())
-    assert run.live.count_nonzero(run.weights()) == (keep if isinstance(keep, int) else round(keep * blocks))
+    assert run.live.count_nonzero(run.weights()) == round(keep * run.live.count_blocks(run.weights()))
     assert run.live.keep == keep
+
+
+@pytest.mark.parametrize("horizon", [2, 3, 7])
+@pytest.mark.parametrize("end", [0.5, 1.0])
+def test_target_is_met_in_short_runs_and_at_the_very_end(horizon: int, end: float) -> None:
+    run = Run(horizon=horizon, end=end)
+    run.train()
+    assert run.live.count_nonzero(run.weights()) == 5
 
 
 def test_target_holds_for_each_parameter_with_scope_each() -> None:
@@ -125,9 +133,9 @@ def test_missing_gradients_and_an_lr_of_zero_are_named() -> None:
             take_steps(optimizer, scheduler, params[0])
 
 
-def take_steps(optimizer: proxmo.ProxSGD, scheduler: KeepScheduler, param: Tensor) -> None:
+def take_steps(optimizer: proxmo.ProxSGD, scheduler: KeepScheduler, param: Tensor, gradient: float = 0.0) -> None:
     for _ in range(10):
-        param.grad = torch.zeros_like(param)
+        param.grad = torch.full_like(param, gradient)
         optimizer.step()
         scheduler.step()
 
@@ -136,10 +144,10 @@ def take_steps(optimizer: proxmo.ProxSGD, scheduler: KeepScheduler, param: Tenso
     ("arguments", "message"),
     [
         ({"keep": 0.0}, r"keep must be a share in \(0, 1\]"),
-        ({"keep": 21}, "keep must be at most the number of elements or groups, 20, got 21"),
+        ({"keep": 2}, r"keep must be a share in \(0, 1\], got 2"),
         ({"start": 0.6}, r"0 <= start < end <= 1, got start=0.6 and end=0.5"),
         ({"end": 1.2}, r"0 <= start < end <= 1, got start=0.05 and end=1.2"),
-        ({"horizon": 0}, "horizon must be an integer >= 1, got 0"),
+        ({"horizon": 1}, "horizon must be an integer >= 2, got 1"),
         ({"inner": proxmo.SparseGroup(0.1, 0.1)}, "tune_strength knows the strengths of L1, GroupL2 and GroupLInf"),
     ],
 )
@@ -149,6 +157,23 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> N
 
 
 def test_optimizer_without_a_trimmed_penalty_is_refused() -> None:
-    optimizer = proxmo.ProxSGD([nn.Parameter(torch.ones(2))], penalty=proxmo.L1(0.1))
+    params = [nn.Parameter(torch.ones(2))]
     with pytest.raises(ValueError, match="optimizer must have a Trimmed penalty in one of its parameter groups"):
-        KeepScheduler(optimizer, 0.5, 10)
+        KeepScheduler(proxmo.ProxSGD(params, penalty=proxmo.L1(0.1)), 0.5, 10)
+    with pytest.raises(TypeError, match=r"optimizer must be a proxmo.ProxOptimizer, got SGD"):
+        KeepScheduler(torch.optim.SGD(params), 0.5, 10)  # type: ignore[arg-type]
+
+
+def test_trimmed_penalties_that_share_what_they_trim_are_refused() -> None:
+    inner = proxmo.L1(0.1)
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "penalty": Trimmed(inner, keep)} for keep in (0.5, 1.0)]
+    with pytest.raises(ValueError, match="must trim a penalty object of its own"):
+        KeepScheduler(proxmo.ProxSGD(groups), 0.5, 10)
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    weight = nn.Parameter(torch.ones(8))
+    optimizer = proxmo.ProxSGD([weight], penalty=Trimmed(proxmo.L1(0.0), 1.0))
+    scheduler = KeepScheduler(optimizer, 0.25, 10)
+    with pytest.warns(UserWarning, match="some weights are not finite"):
+        take_steps(optimizer, scheduler, weight, math.nan)

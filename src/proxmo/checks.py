@@ -44,6 +44,14 @@ def nonnegative(name: str, value: Any) -> float:
     return result
 
 
+def share(name: str, value: Any, *, takes: str = "a share in (0, 1]") -> float:
+    """A float in (0, 1]."""
+    result = number(name, value, takes=takes)
+    if not 0 < result <= 1:
+        raise ValueError(f"{name} must be {takes}, got {value!r}")
+    return result
+
+
 def more_than(bound: float, name: str, value: Any) -> float:
     """A finite float > ``bound``."""
     takes = f"a finite number > {bound:g}"

@@ -149,7 +149,7 @@ def _estimate(
     margin = 1.96 * spread / math.sqrt(samples)
     objective = math.fsum(losses) / samples
     if penalty is not None:
-        objective += math.fsum(float(penalty.value(p.detach())) for p in params)
+        objective += float(penalty.total([p.detach() for p in params]))
     return Estimates(
         smoothness=_smoothness(closure, params, gradients, mean),
         noise_variance=variance,

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from proxmo import checks
 from proxmo.optim.base import ProxOptimizer
 from proxmo.penalties.base import Penalty
+from proxmo.penalties.trimmed import Trimmed
 from proxmo.theory import Rates
 
 _WEIGHTS = ("strength", "l1", "l2", "group")  # the fields that multiply a penalty or one of its terms
@@ -178,9 +179,10 @@ class StrengthScheduler:
 
 
 def _distinct_penalties(optimizer: ProxOptimizer) -> list[Penalty]:
-    """Return the penalties of all parameter groups, each once, since parameter groups may share one."""
-    found = {id(group["penalty"]): group["penalty"] for group in optimizer.param_groups}
-    return [penalty for penalty in found.values() if penalty is not None]
+    """Return the penalties of all parameter groups, or what is trimmed, each once, since groups may share one."""
+    penalties = [group["penalty"] for group in optimizer.param_groups if group["penalty"] is not None]
+    untrimmed = [penalty.penalty if isinstance(penalty, Trimmed) else penalty for penalty in penalties]
+    return list({id(penalty): penalty for penalty in untrimmed}.values())
 
 
 def _weights(penalty: Penalty) -> dict[str, float]:

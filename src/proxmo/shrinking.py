@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,6 @@ from proxmo.penalties import GroupL2, Trimmed
 from proxmo.schedules import CosineRates, RateScheduler
 from proxmo.targets import HOLD, KeepScheduler
 
-WARM_UP = 0.05  # share of the steps before units are ranked: norms at the start tell little
 SEARCH_STEPS = 7  # halvings in the search for the share of units that meets a budget
 LATENCY_CALLS = 15
 
@@ -47,7 +47,7 @@ class ShrinkReport:
     keep: float
     """The share of units that was asked for, or that meets the budget."""
     units: tuple[int, int]
-    """Units that are not zero, before and after."""
+    """Removable units of the model, and those that are left."""
     compaction: CompactionReport
     """The report of `compact`: widths of layers, multiply-adds, largest difference in outputs."""
     file_size: tuple[int, int]
@@ -96,14 +96,13 @@ def shrink(
     Args:
         model: the model, trained or not.
         loss: as in ``loss(model(inputs), targets)``.
-        loader: batches (inputs, targets), iterated once per epoch; inputs are a tensor, a tuple of arguments or a
-            dictionary of keyword arguments.
-        keep: the share of units to keep, in (0, 1]; 0.25 if no budget is given either. Units of different sizes, such
-            as heads and neurons, each keep this share.
+        loader: batches (inputs, targets), iterated in every epoch and once before; inputs are a tensor, a tuple of
+            arguments or a dictionary of keyword arguments.
+        keep: the share of units to keep in each layer, in (0, 1]; 0.25 if no budget is given either.
         epochs: how often to go through the loader.
         parameters: in place of ``keep``, the share of the parameters of the model to keep.
-        latency: in place of ``keep``, the time of a call as a share of that of the model. Both are met by the sizes of
-            units when the ramp starts; what training makes of them is in the report.
+        latency: in place of ``keep``, the time of a call on the first batch as a share of that of the model; it is
+            measured, so it is met as well as the machine allows.
         evaluate: maps a model to a number to report, such as its accuracy; called in evaluation mode.
         lr: the largest learning rate; momentum is an average here, so take about ten times that of torch's SGD.
         momentum: the weight of past gradients at the start.
@@ -124,23 +123,24 @@ def shrink(
     """
     budget = _Budget.of(keep, parameters, latency)
     epochs = checks.count("epochs", epochs, least=1)
-    inputs, horizon = _first_inputs(loader), epochs * sum(1 for _ in loader)
+    inputs, horizon = _first_inputs(loader), epochs * _length(loader)
+    if horizon < 2:
+        raise ValueError(f"loader and epochs must make at least 2 steps, got {horizon}")
     trained = copy.deepcopy(model).train()
-    groups = unit_groups(trained, inputs, Trimmed(GroupL2(1.0), 1.0))
+    # Each family keeps the share: norms of different layers do not compare, least of all with normalisation between.
+    groups = unit_groups(trained, inputs, Trimmed(GroupL2(1.0), 1.0, scope="each"))
     if len(groups) == 0 or groups[0]["penalty"] is None:
         raise ValueError("\n".join(["model must have units that can be removed, got none", *groups.notes]))
     optimizer = ProxSGD(groups, lr=lr, momentum=momentum)
     rates = RateScheduler(optimizer, CosineRates(lr, momentum, horizon))
-    first, bar = round(WARM_UP * horizon), _Progress(horizon, progress)
+    share = budget.share_of_units(trained, groups, inputs)
+    target = KeepScheduler(optimizer, share, horizon)
+    bar = _Progress(horizon, progress)
     for step, batch in enumerate(batch for _ in range(epochs) for batch in loader):
-        if step == first:
-            share = budget.share_of_units(trained, groups, inputs)
-            scheduler = KeepScheduler(optimizer, share, horizon - first, start=0.0)
         value = _backward(trained, optimizer, loss, batch)
         optimizer.step()
         rates.step()
-        if step >= first:
-            scheduler.step()
+        target.step()
         bar.show(step + 1, partial(_describe, value, optimizer))
     small, compaction = compact(trained.eval(), inputs)
     dense = copy.deepcopy(model).eval()
@@ -164,7 +164,9 @@ def _backward(model: nn.Module, optimizer: ProxSGD, loss: Callable[[Any, Any], T
     optimizer.zero_grad()
     value = loss(ModelInputs.from_example(inputs).call(model), targets)
     value.backward()  # type: ignore[no-untyped-call]
-    return value.item()
+    if not math.isfinite(found := value.item()):
+        raise FloatingPointError(f"the loss has become {found}; a smaller lr may help")
+    return found
 
 
 def _to_device(x: Any, device: torch.device) -> Any:
@@ -179,6 +181,10 @@ def _first_inputs(loader: Iterable[tuple[Any, Any]]) -> Any:
             raise TypeError(f"loader must give pairs (inputs, targets), got {type(batch).__name__}")
         return batch[0]
     raise ValueError("loader must have at least one batch, got none")
+
+
+def _length(loader: Iterable[Any]) -> int:
+    return len(loader) if isinstance(loader, Sized) else sum(1 for _ in loader)
 
 
 def _count_units(optimizer: ProxSGD) -> tuple[int, int]:
@@ -225,14 +231,14 @@ class _Budget(NamedTuple):
         if len(chosen) > 1:
             raise ValueError(f"keep, parameters and latency exclude each other, got {chosen}")
         ((name, value),) = chosen.items()
-        share = checks.number(name, value, takes="a share in (0, 1]")
-        if not 0 < share <= 1:
-            raise ValueError(f"{name} must be a share in (0, 1], got {value!r}")
-        return cls(share, {"keep": None, "parameters": _share_of_parameters, "latency": _share_of_latency}[name])
+        return cls(
+            checks.share(name, value),
+            {"keep": None, "parameters": _share_of_parameters, "latency": _share_of_latency}[name],
+        )
 
     def share_of_units(self, model: nn.Module, groups: ParamGroups, inputs: Any) -> float:
         """Return the share of units to keep, found by halving: each trial removes the smallest units of a copy."""
-        if self.measure is None:
+        if self.measure is None or self.share == 1:
             return self.share
         low, high = 0.0, 1.0
         for _ in range(SEARCH_STEPS):
@@ -249,7 +255,7 @@ def _without_smallest_units(model: nn.Module, groups: ParamGroups, share: float,
     twin = copy.deepcopy(model).eval()
     own = groups.on(twin)
     for group in own:
-        group["penalty"] = group["penalty"] and Trimmed(GroupL2(HOLD), share)
+        group["penalty"] = group["penalty"] and Trimmed(GroupL2(HOLD), share, scope="each")
     optimizer = ProxSGD(own, lr=1.0)
     for p in twin.parameters():
         p.grad = torch.zeros_like(p)

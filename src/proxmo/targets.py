@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxmo import checks
+from proxmo import checks, shards
 from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.options import Group, is_frozen
 from proxmo.optim.units import seen_by_penalty, units_of
-from proxmo.penalties.trimmed import Trimmed, check_keep
+from proxmo.penalties.trimmed import Trimmed
 
 WINDOW = 0.1  # share of the ramp in which a block vanishes once it is no longer kept
 UPDATES = 200  # how often the strength is set during the ramp: it looks at all weights
@@ -34,8 +34,8 @@ class KeepScheduler:
 
     Args:
         optimizer: an optimizer of proxmo with a `Trimmed` penalty in at least one parameter group.
-        keep: the target for each of them: a share of the blocks in (0, 1] as a float, or a count as an integer.
-        horizon: how many steps the run has.
+        keep: the target for each of them, a share of the blocks in (0, 1].
+        horizon: how many steps the run has, ≥ 2.
         start: where the ramp starts, as a share of the horizon.
         end: where it ends; the rest of the horizon recovers what the last cuts cost.
         tune_strength: set the strengths of `L1`, `GroupL2` and `GroupLInf`; ``False`` leaves those of the penalties.
@@ -55,23 +55,26 @@ class KeepScheduler:
     def __init__(
         self,
         optimizer: ProxOptimizer,
-        keep: float | int,
+        keep: float,
         horizon: int,
         *,
         start: float = 0.05,
         end: float = 0.5,
         tune_strength: bool = True,
     ) -> None:
-        keep, horizon = check_keep("keep", keep), checks.count("horizon", horizon, least=1)
+        if not isinstance(optimizer, ProxOptimizer):
+            raise TypeError(f"optimizer must be a proxmo.ProxOptimizer, got {type(optimizer).__name__}")
+        keep, horizon = checks.share("keep", keep), checks.count("horizon", horizon, least=2)
         start, end = checks.nonnegative("start", start), checks.nonnegative("end", end)
         if not start < end <= 1:
             raise ValueError(f"start and end must satisfy 0 <= start < end <= 1, got start={start} and end={end}")
         self.optimizer = optimizer
         self._penalties = _trimmed_penalties(optimizer)
-        self._shares = [self._target_share(penalty, keep, tune_strength) for penalty in self._penalties]
+        if tune_strength:
+            _check_strengths(self._penalties)
         self._keep, self._horizon, self._tune = keep, horizon, tune_strength
-        self._first = round(start * horizon)
-        self._last = max(round(end * horizon), self._first + 1)
+        self._first = min(round(start * horizon), horizon - 2)
+        self._last = min(max(round(end * horizon), self._first + 1), horizon - 1)  # met in the last step at the latest
         self._strengths = [0.0] * len(self._penalties)
         self.last_step = 0
         self._set()
@@ -79,6 +82,8 @@ class KeepScheduler:
     def step(self) -> None:
         """Set ``keep`` and the strengths for the next step."""
         self.last_step += 1
+        if self._tune:
+            self._strengths = list(map(self._next_strength, self._penalties, self._strengths))
         self._set()
         met_from = self._last + 1 if self._tune else self._horizon
         if self.last_step == met_from:
@@ -96,33 +101,19 @@ class KeepScheduler:
                 f"{len(self._penalties)}"
             )
         self.last_step, self._strengths = state["last_step"], list(state["strengths"])
-        self._set(tune=False)
-
-    def _target_share(self, penalty: Trimmed, keep: float | int, tune_strength: bool) -> float:
-        """Return the target as a share; raise if it does not fit the penalty."""
-        blocks = min(penalty.count_blocks(_tensors(group)) for group in self._groups(penalty))
-        if isinstance(keep, int) and keep > blocks:
-            raise ValueError(f"keep must be at most the number of elements or groups, {blocks}, got {keep}")
-        if tune_strength and not penalty.knows_thresholds:
-            raise ValueError(
-                f"tune_strength knows the strengths of L1, GroupL2 and GroupLInf, got {penalty.penalty}; with "
-                "tune_strength=False the penalty keeps its own"
-            )
-        return keep if isinstance(keep, float) else keep / blocks
+        self._set()
 
     def _groups(self, penalty: Trimmed) -> list[Group]:
         return [group for group in self.optimizer.param_groups if group["penalty"] is penalty]
 
-    def _set(self, *, tune: bool = True) -> None:
+    def _set(self) -> None:
         progress = min(max((self.last_step - self._first) / (self._last - self._first), 0.0), 1.0)
-        for index, (penalty, share) in enumerate(zip(self._penalties, self._shares, strict=True)):
-            penalty.keep = self._keep if progress == 1 else share + (1 - share) * (1 - progress) ** 3
+        for penalty, strength in zip(self._penalties, self._strengths, strict=True):
+            penalty.keep = self._keep + (1 - self._keep) * (1 - progress) ** 3
             if self._tune:
-                if tune:
-                    self._strengths[index] = self._tuned_strength(penalty, self._strengths[index])
-                penalty.penalty.strength = self._strengths[index]
+                penalty.penalty.strength = strength
 
-    def _tuned_strength(self, penalty: Trimmed, strength: float) -> float:
+    def _next_strength(self, penalty: Trimmed, strength: float) -> float:
         """Return the strength for the next step, at least the present one."""
         remaining, ramp = self._last - self.last_step, self._last - self._first
         if remaining <= 0:
@@ -155,6 +146,17 @@ def _trimmed_penalties(optimizer: ProxOptimizer) -> list[Trimmed]:
     return list(found.values())
 
 
+def _check_strengths(penalties: list[Trimmed]) -> None:
+    for penalty in penalties:
+        if not penalty.knows_thresholds:
+            raise ValueError(
+                f"tune_strength knows the strengths of L1, GroupL2 and GroupLInf, got {penalty.penalty}; with "
+                "tune_strength=False the penalty keeps its own"
+            )
+    if len({id(penalty.penalty) for penalty in penalties}) < len(penalties):
+        raise ValueError("each trimmed penalty must trim a penalty object of its own, got one that is shared")
+
+
 @torch.no_grad()
 def _tensors(group: Group) -> list[Tensor]:
     """Return what the penalty of a group ranks: trained parameters, or matrices with units as rows."""
@@ -168,6 +170,8 @@ def _explain(penalty: Trimmed, group: Group, left: int, wanted: int, tuned: bool
         return f"{message}: lr is 0, so that the prox changes nothing"
     if any(p.grad is None for p in group["params"] if not is_frozen(p)):
         return f"{message}: some parameters got no gradient, and a step leaves these alone"
+    if not all(bool(shards.local(p).isfinite().all()) for p in group["params"]):
+        return f"{message}: some weights are not finite"
     if not tuned:
         return f"{message}: its strength is too small for lr and horizon; increase it, or set tune_strength=True"
     return f"{message}: they were changed after the last step"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -154,6 +157,70 @@ def test_steps_with_units_rank_all_families() -> None:
     assert optimizer.penalty_value() == 0.0
     with pytest.raises(ValueError, match="keep must be at most the number of elements or groups, 9, got 10"):
         proxmo.ProxSGD([{**group, "penalty": Trimmed(proxmo.GroupL2(1e3), 10)}])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("penalty", [Trimmed(proxmo.L1(1e9), 0.5), proxmo.TopK(10, scope="all")], ids=str)
+def test_parameters_without_gradient_keep_their_place_in_the_ranking(penalty: proxmo.Penalty, fused: bool) -> None:
+    with_gradient, without = nn.Parameter(torch.arange(1.0, 11.0)), nn.Parameter(torch.arange(5.5, 15.5))
+    with_gradient.grad = torch.zeros(10)
+    before = without.detach().clone()
+    proxmo.ProxSGD([with_gradient, without], lr=0.1, penalty=penalty, fused=fused).step()
+    assert torch.equal(without, before)
+    assert int((with_gradient != 0).sum()) == int((torch.arange(1.0, 11.0) > 7.5).sum())
+
+
+def test_families_without_gradient_keep_their_place_in_the_ranking() -> None:
+    first, second = nn.Parameter(torch.arange(1.0, 5.0)[:, None]), nn.Parameter(torch.arange(2.5, 6.5)[:, None])
+    first.grad = torch.zeros_like(first)
+    units = (((0, 0, None),), ((1, 0, None),))
+    group = {"params": [first, second], "penalty": Trimmed(proxmo.GroupL2(1e9), 4), "units": units}
+    proxmo.ProxSGD([group], lr=0.1).step()
+    assert first.flatten().tolist() == [0.0, 0.0, 0.0, 4.0]
+
+
+def test_units_of_each_family_must_be_as_many_as_are_kept() -> None:
+    weights = [nn.Parameter(torch.ones(4, 2)), nn.Parameter(torch.ones(6, 2))]
+    units = (((0, 0, None),), ((1, 0, None),))
+    group = {"params": weights, "penalty": Trimmed(proxmo.GroupL2(1.0), 5, "each"), "units": units}
+    with pytest.raises(ValueError, match="keep must be at most the number of elements or groups, 4, got 5"):
+        proxmo.ProxSGD([group])
+
+
+def test_certificate_agrees_with_the_step_at_near_ties() -> None:
+    row = noise((12,), torch.float32)
+    rows = torch.stack([row[torch.randperm(12, generator=torch.Generator().manual_seed(k))] for k in range(8)])
+    weight = nn.Parameter(rows.clone())
+    optimizer = proxmo.ProxSGD([weight], lr=0.1, penalty=Trimmed(proxmo.GroupL2(3.0), 4))
+    optimizer.certify = True
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    expected = rows - 0.1 * optimizer.certificate(weight).subgradient
+    torch.testing.assert_close(weight.detach(), expected, rtol=0, atol=1e-5)
+
+
+def test_a_subclass_is_ranked_by_its_own_envelopes() -> None:
+    @dataclasses.dataclass
+    class Hinge(proxmo.L1):  # penalises negative numbers ten times as much
+        def _element_values(self, x: Tensor) -> Tensor:
+            return self.strength * torch.where(x < 0, -10 * x, x)
+
+        def _prox(self, x: Tensor, step: Any, out: Any) -> Tensor:
+            return torch.where(x < 0, (x + 10 * step * self.strength).clamp(max=0), (x - step * self.strength).relu())
+
+    result = Trimmed(Hinge(0.1), 1).prox(torch.tensor([3.0, -2.0], dtype=torch.float64), 1.0)
+    assert result.tolist() == [2.9, -2.0]
+
+
+def test_integers_of_numpy_are_counts() -> None:
+    assert Trimmed(proxmo.L1(0.1), np.int64(1)).keep == 1
+    assert isinstance(Trimmed(proxmo.L1(0.1), np.int64(1)).keep, int)
+
+
+def test_strength_scheduler_reaches_what_is_trimmed() -> None:
+    optimizer = proxmo.ProxSGD([nn.Parameter(torch.ones(2))], penalty=Trimmed(proxmo.L1(0.4), 0.5))
+    proxmo.StrengthScheduler(optimizer, lambda k: 0.5)
+    assert optimizer.param_groups[0]["penalty"].penalty == proxmo.L1(0.2)
 
 
 def test_checkpoint_updates_the_penalty_inside() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
 
@@ -30,6 +30,7 @@ from proxmo.optim.options import (
     check_keys,
     check_parameters,
     check_shared_options,
+    is_frozen,
 )
 from proxmo.optim.sparsity import Sparsity, measure_sparsity, trained
 from proxmo.optim.units import Units, as_units, joined, seen_by_penalty, units_of, write_back
@@ -280,9 +281,10 @@ def proximal_step(
     if penalty is not None:  # half precision rounds once, after the prox: two small moves may each be lost
         points, directions = [widen(p) for p in params], [widen(d) for d in directions]
     move(points, directions, scale, group["foreach"])
-    subgradients = None if certificates is None else _subgradients(penalty, units, points, lr)
+    others = without_step(group, params)
+    subgradients = None if certificates is None else _subgradients(penalty, units, points, lr, others)
     if penalty is not None:
-        apply_prox(penalty, units, points, lr)
+        apply_prox(penalty, units, points, lr, others)
         for param, point in zip(params, points, strict=True):
             if point is not param:
                 param.copy_(point)
@@ -310,25 +312,42 @@ def move(points: list[Tensor], directions: list[Tensor], scale: float | Tensor, 
             point.add_(direction, alpha=scale)
 
 
-def apply_prox(penalty: Penalty, units: Units | None, points: list[Tensor], step: Step | list[Tensor]) -> None:
+def apply_prox(
+    penalty: Penalty, units: Units | None, points: list[Tensor], step: Step | list[Tensor], others: Sequence[Tensor]
+) -> None:
     """Replace points by their prox, or by that of the units that they make up; one step for all, or one for each."""
     if units is None:
-        penalty.prox_(points, step)
+        penalty.prox_(points, step, others)
         return
     if isinstance(step, list):
         step = [s.expand(point.shape) for s, point in zip(step, points, strict=True)]
     matrices = [joined(family, points) for family in units]
-    penalty.prox_(matrices, [joined(family, step) for family in units] if isinstance(step, list) else step)
+    penalty.prox_(matrices, [joined(family, step) for family in units] if isinstance(step, list) else step, others)
     for family, matrix in zip(units, matrices, strict=True):
         write_back(family, matrix, points)
 
 
-def _subgradients(penalty: Penalty | None, units: Units | None, points: list[Tensor], lr: Step) -> list[Tensor]:
+def without_step(group: Group, params: list[Tensor]) -> list[Tensor]:
+    """Return what a joint penalty ranks besides ``params``: trained parameters, or families of units, that stay."""
+    if len(params) == len(group["params"]) or group["penalty"] is None or not group["penalty"].joint:
+        return []
+    stepped = set(map(id, params))
+    rest = [p for p in group["params"] if id(p) not in stepped and not is_frozen(p)]
+    if group["units"] is None:
+        return rest
+    positions = [position for position, p in enumerate(group["params"]) if id(p) in stepped]
+    families = tuple(f for f in group["units"] if not any(part.position in positions for part in f))
+    return list(seen_by_penalty(units_of({**group, "units": families}, rest), rest))
+
+
+def _subgradients(
+    penalty: Penalty | None, units: Units | None, points: list[Tensor], lr: Step, others: Sequence[Tensor]
+) -> list[Tensor]:
     """Return (point − prox(point))/lr, in float64 since small steps leave few digits in the difference."""
     if penalty is None:
         return [torch.zeros_like(point) for point in points]
     near = [point.to(torch.float64, copy=True) for point in points]
-    apply_prox(penalty, units, near, lr)
+    apply_prox(penalty, units, near, lr, others)
     return [((point.double() - x) / lr).to(point.dtype) for point, x in zip(points, near, strict=True)]
 
 

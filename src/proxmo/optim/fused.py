@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proxmo import kernels, shards
 from proxmo.kernels import Moves
-from proxmo.optim.base import apply_prox
+from proxmo.optim.base import apply_prox, without_step
 from proxmo.optim.options import Group
 from proxmo.optim.units import units_of
 from proxmo.penalties.base import Penalty
@@ -47,7 +47,7 @@ def take_fused_steps(group: Group, moves: Moves) -> Moves:
         only_moved = list(map(gt, fit, with_prox))
         if any(only_moved):
             kernels.advance(local.chosen(only_moved), signed, weight, None)
-            apply_prox(penalty, units, moves.chosen(only_moved).params, lr)
+            apply_prox(penalty, units, moves.chosen(only_moved).params, lr, without_step(group, moves.params))
     if sharded:
         shards.mark_written(moves.params)
     return moves.chosen(map(not_, fit))

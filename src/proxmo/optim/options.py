@@ -114,14 +114,17 @@ def check_fit(group: Group, penalty: Penalty | None) -> None:
                 )
         except ValueError as error:
             raise ValueError(f"{penalty} does not fit parameter {_name(group, index)!r}: {error}") from error
-    if penalty.joint and not any(map(is_lazy, group["params"])):
-        penalty.check_blocks(_count_blocks(group, penalty))
+    if (penalty.joint or group["units"] is not None) and not any(map(is_lazy, group["params"])):
+        counts = _count_blocks(group, penalty)
+        for count in [sum(counts)] if penalty.joint else counts:
+            penalty.check_blocks(count)
 
 
-def _count_blocks(group: Group, penalty: Penalty) -> int:
+def _count_blocks(group: Group, penalty: Penalty) -> list[int]:
+    """Return the number of blocks of each tensor, or of units of each family."""
     if group["units"] is not None:
-        return sum(map(units_in, group["units"], repeat(group["params"])))
-    return sum(prod(penalty.block_shape(p)) for p in group["params"])
+        return list(map(units_in, group["units"], repeat(group["params"])))
+    return [prod(penalty.block_shape(p)) for p in group["params"]]
 
 
 def check_parameters(group: Group) -> None:

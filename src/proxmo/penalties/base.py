@@ -177,12 +177,13 @@ class Penalty(ABC):
                 self.prox_([result], step)
             return result if out is None or out is result else out.copy_(result)
 
-    def prox_(self, tensors: list[Tensor], step: Step | list[Tensor]) -> None:
+    def prox_(self, tensors: list[Tensor], step: Step | list[Tensor], others: Sequence[Tensor] = ()) -> None:
         """Replace each tensor by its prox, without checks: what optimizers call in every step.
 
         Args:
             tensors: the points, distinct tensors.
             step: as for `prox`, one for all tensors, or a list with a tensor for each.
+            others: the tensors of the parameter group that a step leaves alone; they take part in a joint ranking.
 
         >>> import torch, proxmo
         >>> x = torch.tensor([1.5, -3.0])

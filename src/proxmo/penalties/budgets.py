@@ -65,13 +65,14 @@ class TopK(GroupConstraint):
         unknown = shards.total_over_shards([shards.local(x).isnan().any() for x in tensors], tensors)
         return tensors[0].new_tensor(math.inf if nonzeros > self.k or unknown else 0.0)
 
-    def prox_(self, tensors: list[Tensor], step: Step | list[Tensor]) -> None:
+    def prox_(self, tensors: list[Tensor], step: Step | list[Tensor], others: Sequence[Tensor] = ()) -> None:
         if not self.joint:
             super().prox_(tensors, step)
         elif isinstance(step, (Tensor, list)) or step != 0:
             points, steps = without_empty(tensors, step)
-            stays = masks_of_largest(list(map(self._ranking, points, steps)), self.k) if points else []
-            for x, one, mask in zip(points, steps, stays, strict=True):
+            rankings = [*map(self._ranking, points, steps), *(self._ranking(x, 1.0) for x in others if x.numel())]
+            stays = masks_of_largest(rankings, self.k)
+            for x, one, mask in zip(points, steps, stays, strict=False):
                 local = shards.local(x)
                 mask = mask | local.isnan() | (torch.as_tensor(local_step(one, x)) == 0)
                 local.copy_(torch.where(mask, local, local.new_zeros(())))

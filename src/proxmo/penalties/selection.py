@@ -7,6 +7,7 @@ are not below. Of equal scores the first are taken, by tensor, then by rank, the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -79,6 +80,8 @@ def mask_of_largest(groups: Groups, scores: Tensor, k: int) -> Tensor:
 
 def masks_of_largest(rankings: Sequence[Ranking], k: int) -> list[Tensor]:
     """Return a mask for each ranking; together they select the k largest scores of all, the first of equal ones."""
+    if not rankings:
+        return []
     sharded = any(ranking.process_groups for ranking in rankings)
     dtype = torch.float64 if any(ranking.scores.dtype == torch.float64 for ranking in rankings) else torch.float32
     device = rankings[0].scores.device
@@ -101,6 +104,9 @@ def _largest(scores: Tensor, k: int) -> Tensor:
         return torch.zeros_like(scores, dtype=torch.bool)
     scores = scores.nan_to_num(nan=torch.inf, posinf=torch.inf)
     least = _kth_largest(scores, k)
+    at_least = scores >= least
+    if is_eager_cpu(scores) and int(at_least.sum()) == k:  # no ties, as usual
+        return at_least
     larger, equal = scores > least, scores == least
     return larger | (equal & (equal.cumsum(0) <= k - larger.sum()))
 
@@ -109,10 +115,12 @@ def _kth_largest(scores: Tensor, k: int) -> Tensor:
     """Return the k-th largest of a vector; of a long one by a selection among those near it, as a sample tells."""
     if len(scores) >= _MANY and is_eager_cpu(scores):
         sample = scores[:: len(scores) // _SAMPLE].sort().values
-        place, margin = len(sample) * (1 - k / len(scores)), len(sample) // 32
-        low, high = (sample[min(max(int(place) + way, 0), len(sample) - 1)] for way in (-margin, margin))
-        near = scores[(scores >= low) & (scores <= high)]
-        among = k - int((scores > high).sum())
+        share = k / len(scores)
+        place, margin = len(sample) * (1 - share), 5 * math.sqrt(len(sample) * share * (1 - share)) + 2  # deviations
+        low, high = (sample[min(max(round(place + way), 0), len(sample) - 1)] for way in (-margin, margin))
+        not_below = scores[scores >= low]
+        near = not_below[not_below <= high]
+        among = k - (len(not_below) - len(near))
         if 0 < among <= len(near):
             return near.topk(among).values[-1] if 2 * among <= len(near) else _smallest_of_largest(near, among)
     return scores.topk(k).values[-1] if 2 * k <= len(scores) else _smallest_of_largest(scores, k)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from numbers import Integral
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -29,6 +30,7 @@ from proxmo.penalties.selection import (
     process_groups_of,
     without_empty,
 )
+from proxmo.penalties.thresholds import widest
 
 
 def _check_penalty(name: str, value: Any) -> Penalty:
@@ -47,14 +49,11 @@ def _check_penalty(name: str, value: Any) -> Penalty:
 def check_keep(name: str, value: Any) -> float | int:
     """A share in (0, 1] or a count ≥ 1."""
     takes = "a share in (0, 1] as a float, or a count >= 1 as an integer"
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, Integral) and not isinstance(value, bool):
         if value < 1:
             raise ValueError(f"{name} must be {takes}, got {value!r}")
-        return value
-    share = checks.number(name, value, takes=takes)
-    if not 0 < share <= 1:
-        raise ValueError(f"{name} must be {takes}, got {value!r}")
-    return share
+        return int(value)
+    return checks.share(name, value, takes=takes)
 
 
 @dataclass
@@ -104,15 +103,18 @@ class Trimmed(Penalty):
     def value(self, x: Tensor) -> Tensor:
         return self.total([x])
 
-    def prox_(self, tensors: list[Tensor], step: Step | list[Tensor]) -> None:
+    def prox_(self, tensors: list[Tensor], step: Step | list[Tensor], others: Sequence[Tensor] = ()) -> None:
         no_step = not isinstance(step, (Tensor, list)) and step == 0
         tensors, steps = without_empty(tensors, step)
-        if no_step or self.count_spared(tensors) == self.count_blocks(tensors):
+        ranked = [*tensors, *(x for x in others if x.numel())] if self.joint else tensors
+        if no_step or self.count_spared(ranked) == self.count_blocks(ranked):
             return
         shrunk = [x.clone() for x in tensors]
         self.penalty.prox_(shrunk, step if not isinstance(step, list) else steps)
-        rankings = [self._envelopes(x, one) for x, one in zip(tensors, steps, strict=True)]
-        for x, near, spared in zip(tensors, shrunk, self._spared(rankings, tensors), strict=True):
+        of_others = steps[0] if not isinstance(step, list) else 1.0
+        steps += [of_others] * (len(ranked) - len(tensors))
+        rankings = [self._envelopes(x, one) for x, one in zip(ranked, steps, strict=True)]
+        for x, near, spared in zip(tensors, shrunk, self._spared(rankings, ranked), strict=False):
             local = shards.local(x)
             local.copy_(torch.where(spared, local, shards.local(near)))
         shards.mark_written(tensors)
@@ -172,8 +174,8 @@ class Trimmed(Penalty):
         """Return how many blocks of the tensors of a parameter group are not zero."""
         if isinstance(self.penalty, Elementwise):
             return self.count_blocks(tensors) - shards.count_zeros(tensors)
-        counts = [self.penalty.zero_groups(x) or (0, 1) for x in tensors if x.numel()]
-        return sum(total - zero for zero, total in counts)
+        all_groups = [Groups(x, self.penalty.dim) for x in tensors if x.numel()]
+        return sum(int(groups.total(groups.sum(groups.elements != 0) > 0)) for groups in all_groups)
 
     @property
     def knows_thresholds(self) -> bool:
@@ -225,14 +227,15 @@ class Trimmed(Penalty):
         x, penalty = widen(x), self.penalty
         one_step = not isinstance(step, Tensor) or step.numel() == 1
         if isinstance(penalty, Elementwise):
-            if isinstance(penalty, Shrinkage) and one_step:
+            if type(penalty).__base__ is Shrinkage and one_step:  # a subclass may have changed the order
                 return Ranking(shards.local(x).abs(), process_groups_of(x))
             return Ranking(_element_envelopes(penalty, x, step), process_groups_of(x))
-        groups = Groups(x, penalty.dim)
-        if isinstance(penalty, GroupL2) and one_step:
+        exact = widest(x)  # so that near-ties are decided alike in all precisions
+        groups = Groups(exact, penalty.dim)
+        if type(penalty) is GroupL2 and one_step:
             scores = group_norms(groups, groups.elements)
         else:
-            scores = _group_envelopes(penalty, x.double(), step)
+            scores = _group_envelopes(penalty, exact, step)
         return Ranking(groups.onto_tensor(scores), tuple(groups.apart))
 
 
