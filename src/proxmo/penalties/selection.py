@@ -104,11 +104,15 @@ def _largest(scores: Tensor, k: int) -> Tensor:
         return torch.zeros_like(scores, dtype=torch.bool)
     scores = scores.nan_to_num(nan=torch.inf, posinf=torch.inf)
     least = _kth_largest(scores, k)
-    at_least = scores >= least
-    if is_eager_cpu(scores) and int(at_least.sum()) == k:  # no ties, as usual
-        return at_least
-    larger, equal = scores > least, scores == least
-    return larger | (equal & (equal.cumsum(0) <= k - larger.sum()))
+    if not is_eager_cpu(scores):
+        larger, equal = scores > least, scores == least
+        return larger | (equal & (equal.cumsum(0) <= k - larger.sum()))
+    mask = scores >= least
+    surplus = int(torch.count_nonzero(mask)) - k
+    if surplus:  # ties, of which the last go
+        ties = (scores == least).nonzero().flatten()
+        mask[ties[len(ties) - surplus :]] = False
+    return mask
 
 
 def _kth_largest(scores: Tensor, k: int) -> Tensor:
