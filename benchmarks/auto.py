@@ -1,8 +1,7 @@
 """Compare AutoProxSGD with the best cell of a 25-point grid of ProxSGD: `python -m benchmarks.auto`.
 
 Error: mean of ‖∇F‖² (for ℓ1 and ℓ∞,1, of the squared prox-gradient mapping) over the last tenth of the gradient
-samples. Grid: M in L·{1, 10, …, 10⁴}, γ in {10⁻¹, …, 10⁻⁵}; the
-best cell is chosen in hindsight by this same error.
+samples. Grid: M in L·{1, 10, …, 10⁴}, γ in {10⁻¹, …, 10⁻⁵}; the best cell is chosen in hindsight by this same error.
 """
 
 from __future__ import annotations
