@@ -1,8 +1,7 @@
 """Compare AutoProxSGD with the best cell of a 25-point grid of ProxSGD: `python -m benchmarks.auto`.
 
 Error: mean of ‖∇F‖² (for ℓ1 and ℓ∞,1, of the squared prox-gradient mapping) over the last tenth of the gradient
-samples; second evaluations of AutoProxSGD count as samples. Grid: M in L·{1, 10, …, 10⁴}, γ in {10⁻¹, …, 10⁻⁵}; the
-best cell is chosen in hindsight by this same error.
+samples. Grid: M in L·{1, 10, …, 10⁴}, γ in {10⁻¹, …, 10⁻⁵}; the best cell is chosen in hindsight by this same error.
 """
 
 from __future__ import annotations
@@ -59,25 +58,18 @@ def grid_error(problem: Problem, samples: int, seeds: int) -> tuple[float, float
     return float(errors[best]) / count, *cells[best]
 
 
-def auto_error(problem: Problem, samples: int, seed: int) -> tuple[float, int]:
-    """Return the error of one run, and how many samples were second evaluations."""
+def auto_error(problem: Problem, samples: int, seed: int) -> float:
+    """Return the error of one run."""
     x = Parameter(problem.start(1))
     optimizer = AutoProxSGD([x], penalty=problem.penalty)
     generator = torch.Generator().manual_seed(100 + seed)
-    total, count, steps, group = 0.0, 0, 0, optimizer.param_groups[0]
-    while steps + group["extra_gradients"] < samples:
-        sample = problem.sample(1, generator)
-
-        def closure(sample: torch.Tensor = sample) -> float:
-            x.grad = problem.gradient(x.detach(), sample)
-            return 0.0
-
-        optimizer.step(closure)
-        steps += 1
-        if steps + group["extra_gradients"] >= 0.9 * samples and steps % STRIDE == 0:
-            total += float(problem.error(x.detach()))
-            count += 1
-    return total / count, group["extra_gradients"]
+    errors = []
+    for k in range(samples):
+        x.grad = problem.gradient(x.detach(), problem.sample(1, generator))
+        optimizer.step()
+        if k >= 0.9 * samples and k % STRIDE == 0:
+            errors.append(float(problem.error(x.detach())))
+    return sum(errors) / len(errors)
 
 
 @one_thread()
@@ -86,15 +78,14 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
-    table = Table("problem", "grid", "M", "γ", "auto", "ratio", "extra gradients")
+    table = Table("problem", "grid", "M", "γ", "auto", "ratio")
     ratios = []
     with Progress() as progress:
         for problem in progress.track(problems(), description="problems"):
             best, M, gamma = grid_error(problem, options.samples, options.seeds)
             runs = [auto_error(problem, options.samples, seed) for seed in range(options.seeds)]
-            mean = sum(error for error, _ in runs) / len(runs)
+            mean = sum(runs) / len(runs)
             ratios.append(mean / best)
-            extra = sum(count for _, count in runs) / len(runs)
             table.add_row(
                 problem.name,
                 f"{best:.3g}",
@@ -102,7 +93,6 @@ def main() -> None:
                 f"{gamma:g}",
                 f"{mean:.3g}",
                 f"{ratios[-1]:.2f}",
-                f"{extra:.0f}",
             )
     geometric = math.exp(sum(map(math.log, ratios)) / len(ratios))
     Console().print(table, f"ratio: geometric mean {geometric:.2f}, worst {max(ratios):.2f}")

@@ -39,14 +39,9 @@ def train(make: Callable[[list[dict[str, Any]]], ProxOptimizer], data: tuple[Ten
     optimizer = make([{"params": weights, "penalty": GroupLInf(STRENGTH)}, {"params": biases}])
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(inputs)).split(BATCH):
-
-            def closure(batch: Tensor = batch) -> float:
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(net(inputs[batch]), labels[batch])
-                loss.backward()
-                return loss.item()
-
-            optimizer.step(closure)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(inputs[batch]), labels[batch]).backward()
+            optimizer.step()
     with torch.no_grad():
         objective = nn.functional.cross_entropy(net(inputs), labels) + optimizer.penalty_value()
         accuracy = (net(test_inputs).argmax(1) == test_labels).float().mean()

@@ -1,4 +1,7 @@
-"""Smoothness of f from gradients of the same sample at two points. A list of tensors stands for one vector."""
+"""Norms and distances, where a list of tensors stands for one vector, and the smoothness of f from secants.
+
+A secant is the change of the gradient of one sample between two points.
+"""
 
 from __future__ import annotations
 

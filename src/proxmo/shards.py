@@ -181,10 +181,8 @@ def total_over_shards(numbers: Sequence[Tensor], tensors: Sequence[Tensor]) -> f
         by_groups.setdefault(tuple(split.process_group for split in splits(tensor)), []).append(number)
     sums: list[float] = []
     for process_groups, found in by_groups.items():
-        if process_groups:
-            sums += sum_over_ranks(torch.stack(found), process_groups).tolist()
-        else:
-            sums += map(float, found)
+        together = torch.stack([number.to(found[0].device) for number in found])  # read once, not one by one
+        sums += sum_over_ranks(together, process_groups).tolist()
     return math.fsum(sums)
 
 

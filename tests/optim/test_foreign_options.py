@@ -154,21 +154,7 @@ def quadratic(x: Tensor) -> Any:
     return closure
 
 
-def test_auto_refuses_rates_and_schedulers() -> None:
-    for name in ("lr", "momentum"):
-        with pytest.raises(ValueError, match=rf"{name} is tuned by AutoProxSGD, .* got 0\.1"):
-            proxmo.AutoProxSGD([{"params": [point()], name: 0.1}])
-    x = point()
-    optimizer = proxmo.AutoProxSGD([x])
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    while optimizer.param_groups[0]["lr"] == 0:  # until it has seen enough gradients to tune lr
-        optimizer.step(quadratic(x))
-    scheduler.step()
-    with pytest.raises(RuntimeError, match=r"lr is tuned by AutoProxSGD, got lr=.*, set by a scheduler or by hand"):
-        optimizer.step(quadratic(x))
-
-
-NEED_CLOSURES = [proxmo.AutoProxSGD, proxmo.ProxSTORM, proxmo.ProxSpiderBoost, proxmo.ProxHybridSGD]
+NEED_CLOSURES = [proxmo.ProxSTORM, proxmo.ProxSpiderBoost, proxmo.ProxHybridSGD]
 
 
 @pytest.mark.parametrize("steps_before", [0, 2])

@@ -37,6 +37,18 @@ def inputs(device: str, dtype: torch.dtype | None = None) -> list[OptimizerInput
     return [OptimizerInput(params=None, kwargs=kw, desc=str(kw)) for kw in kwargs]
 
 
+def auto_inputs(device: str, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
+    kwargs: list[dict[str, Any]] = [
+        {},
+        {"lr": torch.tensor(0.5)},
+        {"maximize": True},
+        {"penalty": proxmo.L1(1e-3), "lr": 0.1},
+        {"penalty": proxmo.GroupLInf(1e-3), "lr": torch.tensor(0.1)},
+        {"penalty": proxmo.L2Ball(100.0)},
+    ]
+    return [OptimizerInput(params=None, kwargs=kw, desc=str(kw)) for kw in kwargs]
+
+
 def errors(device: str, dtype: torch.dtype) -> list[ErrorOptimizerInput]:
     bad_momentum = OptimizerInput(params=None, kwargs={"momentum": -0.5}, desc="momentum in [0, 1)")
     return [
@@ -52,7 +64,17 @@ INFO = OptimizerInfo(
     supported_impls=("foreach",),
     supports_complex=False,
 )
-every_input = pytest.mark.parametrize("given", INFO.optim_inputs_func("cpu"), ids=lambda given: given.desc)
+AUTO = OptimizerInfo(
+    proxmo.AutoProxSGD, optim_inputs_func=auto_inputs, supported_impls=("foreach",), supports_complex=False
+)
+every_input = pytest.mark.parametrize(
+    ("info", "given"),
+    [
+        pytest.param(info, given, id=f"{info.optim_cls.__name__} {given.desc}")
+        for info in (INFO, AUTO)
+        for given in info.optim_inputs_func("cpu")
+    ],
+)
 
 
 def problem() -> tuple[Parameter, Parameter, Any]:
@@ -63,8 +85,8 @@ def problem() -> tuple[Parameter, Parameter, Any]:
     return weight, bias, lambda: (weight.mv(data) + bias).square().sum()
 
 
-def run(params: list[Parameter], closure: Any, steps: int, **kwargs: Any) -> tuple[float, float]:
-    optimizer = INFO.optim_cls(params, **kwargs)
+def run(info: OptimizerInfo, params: list[Parameter], closure: Any, steps: int, **kwargs: Any) -> tuple[float, float]:
+    optimizer = info.optim_cls(params, **kwargs)
 
     def evaluate() -> float:
         optimizer.zero_grad()
@@ -80,27 +102,27 @@ def run(params: list[Parameter], closure: Any, steps: int, **kwargs: Any) -> tup
 
 @every_input
 @pytest.mark.parametrize("foreach", [False, True])
-def test_loss_moves_in_the_right_direction(given: OptimizerInput, foreach: bool) -> None:
+def test_loss_moves_in_the_right_direction(info: OptimizerInfo, given: OptimizerInput, foreach: bool) -> None:
     weight, bias, closure = problem()
-    first, last = run([weight, bias], closure, 20, **given.kwargs, foreach=foreach)
+    first, last = run(info, [weight, bias], closure, 20, **given.kwargs, foreach=foreach)
     assert last > first if given.kwargs.get("maximize") else last < first
 
 
 @every_input
-def test_foreach_equals_the_loop(given: OptimizerInput) -> None:
+def test_foreach_equals_the_loop(info: OptimizerInfo, given: OptimizerInput) -> None:
     results = []
     for foreach in (False, True):
         weight, bias, closure = problem()
-        run([weight, bias], closure, 7, **given.kwargs, foreach=foreach)
+        run(info, [weight, bias], closure, 7, **given.kwargs, foreach=foreach)
         results.append((weight.detach(), bias.detach()))
     torch.testing.assert_close(results[0], results[1])
 
 
 @every_input
-def test_loss_moves_in_the_right_direction_with_every_scheduler(given: OptimizerInput) -> None:
-    for make_scheduler in INFO.scheduler_inputs[0]:
+def test_loss_moves_in_the_right_direction_with_every_scheduler(info: OptimizerInfo, given: OptimizerInput) -> None:
+    for make_scheduler in info.scheduler_inputs[0]:
         weight, bias, closure = problem()
-        optimizer = INFO.optim_cls([weight, bias], **copy.deepcopy(given.kwargs))
+        optimizer = info.optim_cls([weight, bias], **copy.deepcopy(given.kwargs))
         scheduler = make_scheduler(optimizer)
         first = closure().item()
         for _ in range(20):
@@ -118,9 +140,9 @@ def test_loss_moves_in_the_right_direction_with_every_scheduler(given: Optimizer
 
 
 @every_input
-def test_optimizer_loaded_from_a_state_dict_continues_identically(given: OptimizerInput) -> None:
+def test_optimizer_loaded_from_a_state_dict_continues_identically(info: OptimizerInfo, given: OptimizerInput) -> None:
     weight, bias, _ = problem()
-    original = INFO.optim_cls([weight, bias], **given.kwargs)
+    original = info.optim_cls([weight, bias], **given.kwargs)
 
     def step(optimizer: torch.optim.Optimizer, w: Parameter, b: Parameter) -> None:
         w.grad, b.grad = torch.ones_like(w) * 0.1, w.detach().sum(1)
@@ -129,7 +151,7 @@ def test_optimizer_loaded_from_a_state_dict_continues_identically(given: Optimiz
     for _ in range(3):
         step(original, weight, bias)
     twin_weight, twin_bias = copy.deepcopy((weight, bias))
-    twin = INFO.optim_cls([twin_weight, twin_bias], **given.kwargs)
+    twin = info.optim_cls([twin_weight, twin_bias], **given.kwargs)
     twin.load_state_dict(copy.deepcopy(original.state_dict()))  # loading shares tensors, as in torch
     for _ in range(3):
         step(original, weight, bias)
@@ -139,11 +161,11 @@ def test_optimizer_loaded_from_a_state_dict_continues_identically(given: Optimiz
 
 
 @every_input
-def test_zero_dim_and_empty_parameters_are_supported(given: OptimizerInput) -> None:
+def test_zero_dim_and_empty_parameters_are_supported(info: OptimizerInfo, given: OptimizerInput) -> None:
     if isinstance(given.kwargs.get("penalty"), proxmo.GroupLInf):
         return  # a 0-d parameter has no axis to index groups and is refused, as another test checks
     scalar, empty = Parameter(torch.tensor(5.0)), Parameter(torch.zeros(0, 3))
-    optimizer = INFO.optim_cls([scalar, empty], **given.kwargs)
+    optimizer = info.optim_cls([scalar, empty], **given.kwargs)
     for _ in range(2):
         scalar.grad, empty.grad = torch.tensor(1.0), torch.zeros(0, 3)
         optimizer.step()

@@ -191,7 +191,7 @@ def test_compiled_step_equals_eager_step() -> None:
 def test_other_methods_support_units(method: type[proxmo.ProxOptimizer]) -> None:
     params = make_params()
     group = {"params": params, "penalty": proxmo.GroupL2(50.0), "units": UNITS}
-    options = {} if method is proxmo.AutoProxSGD else {"lr": 0.05}
+    options = {"lr": 1.0 if method is proxmo.AutoProxSGD else 0.05}
     if method is proxmo.ProxSpiderBoost:
         options["period"] = 1
     optimizer = method([group], **options)  # type: ignore[arg-type]

@@ -118,7 +118,7 @@ def _report(optimizer: proxmo.ProxOptimizer) -> list[Tensor]:
     shares = [share or 0.0 for zeros, groups, _ in sparsity for share in (zeros, groups)]
     shares += [family.zero / family.units for _, _, families in sparsity for family in families]
     group = optimizer.param_groups[0]
-    estimates = [group[name] for name in ("lr", "momentum", "smoothness", "noise_variance") if name in group]
+    estimates = [group[name] for name in ("lr", "momentum", "steps", "distance", "cut", "tuned_lr") if name in group]
     return [optimizer.penalty_value(), torch.tensor([*shares, *estimates], dtype=torch.float64)]
 
 

@@ -267,10 +267,8 @@ def run_auto(
 ) -> Results:
     """Run `AutoProxSGD`, which has no settings to tune.
 
-    Where a step evaluates its sample twice, both evaluations count, and the curve is constant over them.
-
     Args:
-        seeds, iterations, problem: as for `run`, with one iteration per evaluation.
+        seeds, iterations, problem: as for `run`.
         advance: called after every run.
     """
     results, curves = [], []
@@ -292,19 +290,11 @@ def _auto_errors(problem: Quadratic, sigma: float, seed: int, samples: int) -> t
     optimizer = AutoProxSGD([x], SquaredL2(problem.curvature))
     generator = torch.Generator().manual_seed(seed)
     errors = torch.empty(samples, dtype=torch.float64)
-    done = 0
-    while done < samples:
+    for k in range(samples):
         noise = torch.randn(DIMENSION, generator=generator, dtype=torch.float64) * (sigma / math.sqrt(DIMENSION))
-        evaluated = 0
-
-        def closure(noise: torch.Tensor = noise) -> None:
-            nonlocal evaluated
-            evaluated += 1
-            x.grad = SMOOTHNESS * x.detach() - problem.shift + noise
-
-        optimizer.step(closure)
-        errors[done : done + evaluated] = problem.error(x.detach())
-        done += evaluated
+        x.grad = SMOOTHNESS * x.detach() - problem.shift + noise
+        optimizer.step()
+        errors[k] = problem.error(x.detach())
     return errors
 
 

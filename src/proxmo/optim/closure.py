@@ -1,36 +1,12 @@
-"""The base of methods whose step evaluates the loss itself, at more than one point."""
+"""What methods share whose step evaluates the loss itself, or looks at all parameters together."""
 
 from __future__ import annotations
-
-from abc import abstractmethod
-from typing import Any
 
 from torch import Tensor
 
 from proxmo import shards
 from proxmo.optim.base import ProxOptimizer
-from proxmo.optim.options import Group
 from proxmo.secants import square
-
-
-class ClosureOptimizer(ProxOptimizer):
-    """A `ProxOptimizer` that needs a closure in each step."""
-
-    @abstractmethod
-    def _buffers(self, p: Tensor) -> dict[str, Tensor]:
-        """Return the state of a parameter, created if there is none; always with the same keys."""
-
-    def _note(self, **values: Any) -> None:
-        """Write numbers of the whole optimizer into all groups, so that checkpoints have them."""
-        for group in self.param_groups:
-            group.update(values)
-
-    def _step_without_closure(self) -> None:
-        if not asks_for_state(self):
-            raise TypeError(f"{type(self).__name__}.step needs a closure that evaluates the loss on a sample, got None")
-        for p in all_params(self):
-            if p.grad is not None:
-                self._buffers(p)
 
 
 def all_params(optimizer: ProxOptimizer) -> list[Tensor]:
@@ -54,9 +30,3 @@ def gradient_of(p: Tensor) -> Tensor:
     """Return ``p.grad``, which must be there, with the placements of the parameter."""
     assert p.grad is not None
     return shards.placed_like(p.grad, p)
-
-
-def refuse_nonfinite(name: str, group: Group) -> None:
-    """Raise if the option ``nonfinite`` is set for a method that always raises."""
-    if group["nonfinite"] != "propagate":
-        raise ValueError(f"nonfinite is not an option of {name}, which always raises, got {group['nonfinite']!r}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from proxmo.optim.closure import all_params, asks_for_state, refuse_nonfinite
+from proxmo.optim.closure import all_params, asks_for_state
 from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate, traces_of_modules
 from proxmo.optim.inner import Block, InnerReport, InnerSGD, Subproblem
 from proxmo.optim.momentum import Initial, PolyakMomentum
@@ -165,6 +165,7 @@ class InexactProxSGD(PolyakMomentum):
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
-        refuse_nonfinite("InexactProxSGD", group)
+        if (choice := group["nonfinite"]) != "propagate":
+            raise ValueError(f"nonfinite is not an option of InexactProxSGD, which always raises, got {choice!r}")
         if group["penalty"] is not None:
             raise ValueError(f"penalty must be None: ψ comes from psi_closure; got {group['penalty']!r}")

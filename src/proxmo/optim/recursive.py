@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from proxmo import checks, shards
-from proxmo.optim.closure import ClosureOptimizer, all_params, gradient_of, require_gradients
+from proxmo.optim.base import ProxOptimizer
+from proxmo.optim.closure import all_params, asks_for_state, gradient_of, require_gradients
 from proxmo.optim.evaluation import Closure, Sample
 from proxmo.optim.options import Group
 
 
-class RecursiveOptimizer(ClosureOptimizer):
+class RecursiveOptimizer(ProxOptimizer):
     """The base of the two-point methods: keeps the estimate v and the previous point, and moves along v.
 
     Subclasses extend `_update`. A parameter without a gradient in the previous step restarts its estimate. Estimates
@@ -43,6 +44,13 @@ class RecursiveOptimizer(ClosureOptimizer):
             return None
         self._check_groups()
         return self._step_on(closure, plain={})
+
+    def _step_without_closure(self) -> None:
+        if not asks_for_state(self):
+            raise TypeError(f"{type(self).__name__}.step needs a closure that evaluates the loss on a sample, got None")
+        for p in all_params(self):
+            if p.grad is not None:
+                self._buffers(p)
 
     def _step_on(self, closure: Closure, plain: Mapping[Tensor, Tensor]) -> float:
         """Take a step on the sample of the closure; ``plain`` are gradients at x_k of another sample, for `_update`."""
@@ -92,6 +100,7 @@ class RecursiveOptimizer(ClosureOptimizer):
         return [self.state[p]["estimate"] for p in params]
 
     def _buffers(self, p: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter, created if there is none."""
         state: dict[str, Tensor] = self.state[p]
         if not state:
             state.update(step=torch.zeros(()), estimate=torch.zeros_like(p), previous=p.detach().clone())

@@ -92,7 +92,9 @@ class ProxSpiderBoost(RecursiveOptimizer):
 
     def _advance(self, old: Mapping[Tensor, Tensor], plain: Mapping[Tensor, Tensor]) -> None:
         super()._advance(old, plain)
-        self._note(steps=self.param_groups[0]["steps"] + 1)
+        steps = self.param_groups[0]["steps"] + 1
+        for group in self.param_groups:
+            group["steps"] = steps
 
     def _check_groups(self) -> None:
         super()._check_groups()
