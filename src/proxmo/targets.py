@@ -11,7 +11,8 @@ from torch import Tensor
 from proxmo import checks, shards
 from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.options import Group, is_frozen
-from proxmo.optim.units import seen_by_penalty, units_of
+from proxmo.optim.sparsity import trained
+from proxmo.optim.units import seen_by_penalty
 from proxmo.penalties.trimmed import Trimmed
 
 WINDOW = 0.1  # share of the ramp in which a block vanishes once it is no longer kept
@@ -160,8 +161,7 @@ def _check_strengths(penalties: list[Trimmed]) -> None:
 @torch.no_grad()
 def _tensors(group: Group) -> list[Tensor]:
     """Return what the penalty of a group ranks: trained parameters, or matrices with units as rows."""
-    params = [p for p in group["params"] if not is_frozen(p)]
-    return [x.detach() for x in seen_by_penalty(units_of(group, params), params)]
+    return [x.detach() for x in seen_by_penalty(*trained(group))]
 
 
 def _explain(penalty: Trimmed, group: Group, left: int, wanted: int, tuned: bool) -> str:
