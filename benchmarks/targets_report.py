@@ -141,6 +141,7 @@ def _panel(axes: Any, mine: list[Cell]) -> None:
             label=LABELS[method],
             zorder=3 if method == "trimmed" else 2,
         )
+    _cut(axes, mine, percent)
     axes.set(xscale="log", xlabel="removed", ylabel="test accuracy (%)" if percent == 100 else "validation loss")
     axes.invert_xaxis()  # the axis is the share that is left
     axes.xaxis.set_major_locator(FixedLocator([1 - target for target in targets]))
@@ -148,3 +149,17 @@ def _panel(axes: Any, mine: list[Cell]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _cut(axes: Any, mine: list[Cell], percent: int) -> None:
+    """Cut off scores far below those of the trimmed penalty, which would hide all differences between the others."""
+    dense = [cell.score for cell in mine if cell.first.method == "dense"]
+    trimmed = [cell.score for cell in mine if cell.first.method == "trimmed"]
+    if not dense or not trimmed:
+        return
+    worst = percent * max(abs(score - dense[0]) for score in trimmed)
+    far = 2.5 * max(worst, 0.01 * percent)
+    if percent == 100:
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], percent * dense[0] - far))
+    else:
+        axes.set_ylim(top=min(axes.get_ylim()[1], dense[0] + far))

@@ -59,7 +59,8 @@ def _image_task(name: str, images: Images, make: Callable[[], nn.Module], lr: fl
     def batches(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         found = Batches(images, batch, generator)
         while True:
-            yield from found
+            for inputs, labels in found:
+                yield inputs.contiguous(), labels  # torch 2.13 crashed on channels-last inputs of a narrow ResNet
 
     def accuracy(network: nn.Module) -> float:
         right = sum(int((network(x).argmax(1) == y).sum()) for x, y in plain_batches(images, images.test, 1000))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import targets
+from benchmarks import targets, targets_methods
 from benchmarks.targets_methods import METHODS, TOLERANCE, TRIALS, Job, Kind, methods_for
 from benchmarks.targets_tasks import TASKS, ByteTransformer, Folders, Task
 from torch import nn
@@ -28,6 +28,7 @@ def small_task() -> Task:
 @pytest.fixture
 def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(targets.TASKS, "digits", lambda folders: replace(small_task(), steps=60))
+    monkeypatch.setattr(targets_methods, "TRIALS", 2)
     monkeypatch.setattr(targets, "TARGETS", {"elements": (0.75,), "units": (0.5,)})
 
 
