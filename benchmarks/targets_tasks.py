@@ -148,7 +148,7 @@ def _bytes_task() -> Task:
 
     example = trained[:2, :-1]
     attention = ("*attention*",)
-    return Task("bytes-transformer", ByteTransformer, batches, loss, example, 5.0, 1000, "loss", attention)
+    return Task("bytes-transformer", ByteTransformer, batches, loss, example, 1.0, 1000, "loss", attention)
 
 
 TASKS: dict[str, Callable[[Folders], Task]] = {
