@@ -1,0 +1,299 @@
+"""The methods of `benchmarks.targets`: ways to remove a share of the weights or units of a network while it is trained.
+
+All train with the same batches, lr and number of steps. Weights (`param_groups`) or units (`unit_groups`) are ranked
+over all layers together, except that units of different sizes are ranked apart, as `unit_groups` has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import util
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from benchmarks.targets_tasks import Task
+from proxmo import (
+    L1,
+    GroupL2,
+    KeepScheduler,
+    ParamGroups,
+    Penalty,
+    ProxSGD,
+    Trimmed,
+    compact,
+    freeze_zeros,
+    param_groups,
+    unit_groups,
+)
+from proxmo.optim.units import joined, seen_by_penalty, write_back
+from proxmo.targets import HOLD
+
+Kind = Literal["elements", "units"]
+AfterStep = Callable[[int], None]
+MOMENTUM = 0.9
+CUT, REFIT = 0.8, 0.7  # shares of the steps after which lr is cut, and after which zeros are fixed by some methods
+RAMP = (0.05, 0.5)  # as in KeepScheduler
+TRIALS, TOLERANCE = 8, 0.1  # of the search for a strength; the tolerance is relative to the share to keep
+FIRST_STRENGTH = {"elements": 1e-4, "units": 1e-2}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A share to remove from a task."""
+
+    task: Task
+    kind: Kind
+    removed: float
+    seed: int
+    widths: list[int] | None = None
+    """The units left in each family, for a network of this size from scratch."""
+    strength: float | None = None
+    """Where the search for a strength starts; ``None`` for a guess."""
+
+    @property
+    def keep(self) -> float:
+        return 1 - self.removed
+
+
+class Outcome(NamedTuple):
+    """What a method reached."""
+
+    score: float
+    removed: float
+    widths: list[int] | None
+    """The units left in each family; ``None`` for elements."""
+    runs: int = 1
+    """Training runs that it took, with those of a search."""
+    strength: float | None = None
+
+
+class Blocks:
+    """The weights or units that may be removed, as an optimizer had them before a method dropped its penalty."""
+
+    def __init__(self, kind: Kind, groups: ParamGroups) -> None:
+        self._units = kind == "units"
+        self._groups = [group for group in groups if group["penalty"] is not None]
+
+    @torch.no_grad()
+    def left(self) -> list[tuple[int, int]]:
+        """Return how many there are and how many are not zero, for each tensor or family of units."""
+        found = []
+        for group in self._groups:
+            params = [p if isinstance(p, Tensor) else p[1] for p in group["params"]]
+            for x in seen_by_penalty(group["units"] if self._units else None, params):
+                alive = x.any(1) if self._units else x != 0
+                found.append((alive.numel(), int(alive.sum())))
+        return found
+
+    def removed(self) -> float:
+        totals, alive = zip(*self.left(), strict=True)
+        return 1 - sum(alive) / sum(totals)
+
+    @torch.no_grad()
+    def narrow(self, widths: list[int]) -> None:
+        """Zero all but the first units of each family."""
+        counts = iter(widths)
+        for group in self._groups:
+            params = [p if isinstance(p, Tensor) else p[1] for p in group["params"]]
+            for family in group["units"]:
+                matrix = joined(family, params)
+                matrix[max(1, next(counts)) :] = 0
+                write_back(family, matrix, params)
+
+
+def fit(task: Task, network: nn.Module, optimizer: Optimizer, seed: int, after_step: AfterStep) -> None:
+    """Train for all steps; ``after_step`` is called with the number of steps so far."""
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [round(CUT * task.steps)], gamma=0.1)
+    batches = task.batches(torch.Generator().manual_seed(seed))
+    network.train()
+    for step in range(1, task.steps + 1):
+        optimizer.zero_grad()
+        task.loss(network, *next(batches)).backward()
+        optimizer.step()
+        scheduler.step()
+        after_step(step)
+
+
+def _network(job: Job) -> nn.Module:
+    torch.manual_seed(job.seed)
+    return job.task.make()
+
+
+def _groups(job: Job, network: nn.Module, penalty: Penalty) -> ParamGroups:
+    if job.kind == "elements":
+        return param_groups(network, penalty)
+    return unit_groups(network, job.task.example, penalty, exclude=job.task.exclude)
+
+
+def _penalty(kind: Kind, strength: float) -> L1 | GroupL2:
+    return L1(strength) if kind == "elements" else GroupL2(strength)
+
+
+@torch.no_grad()
+def _outcome(job: Job, network: nn.Module, blocks: Blocks, runs: int = 1, strength: float | None = None) -> Outcome:
+    widths = [alive for _, alive in blocks.left()] if job.kind == "units" else None
+    return Outcome(job.task.score(network.eval()), blocks.removed(), widths, runs, strength)
+
+
+def _run(job: Job, penalty: Penalty, plan: Callable[[ProxSGD], AfterStep]) -> Outcome:
+    """Train with a penalty and what ``plan`` does after each step."""
+    network = _network(job)
+    groups = _groups(job, network, penalty)
+    blocks = Blocks(job.kind, groups)
+    optimizer = ProxSGD(groups, job.task.lr, MOMENTUM)
+    fit(job.task, network, optimizer, job.seed, plan(optimizer))
+    return _outcome(job, network, blocks)
+
+
+def dense(job: Job) -> Outcome:
+    return _run(job, _penalty(job.kind, 0.0), lambda _: lambda step: None)
+
+
+def trimmed(job: Job) -> Outcome:
+    """`Trimmed` with `KeepScheduler` as it is: no strength."""
+
+    def plan(optimizer: ProxSGD) -> AfterStep:
+        scheduler = KeepScheduler(optimizer, job.keep, job.task.steps)
+        return lambda step: scheduler.step()
+
+    return _run(job, Trimmed(_penalty(job.kind, 0.0), 1.0), plan)
+
+
+def gradual(job: Job) -> Outcome:
+    """Gradual magnitude pruning: what is not kept becomes zero at once, on the same ramp."""
+
+    def plan(optimizer: ProxSGD) -> AfterStep:
+        scheduler = KeepScheduler(optimizer, job.keep, job.task.steps, tune_strength=False)
+        return lambda step: scheduler.step()
+
+    return _run(job, Trimmed(_penalty(job.kind, HOLD), 1.0), plan)
+
+
+def one_shot(job: Job) -> Outcome:
+    """Train, remove the smallest in one step, and train the others on."""
+    cut = round(REFIT * job.task.steps)
+
+    def plan(optimizer: ProxSGD) -> AfterStep:
+        def after_step(step: int) -> None:
+            if step == cut - 1:
+                for group in optimizer.param_groups:
+                    if group["penalty"] is not None:
+                        group["penalty"].keep = job.keep
+            elif step == cut:
+                freeze_zeros(optimizer)
+
+        return after_step
+
+    return _run(job, Trimmed(_penalty(job.kind, HOLD), 1.0), plan)
+
+
+class _MissedError(Exception):
+    """A strength removed too few or too many."""
+
+    def __init__(self, removed: float) -> None:
+        super().__init__(f"removed {removed:.2%}")
+        self.removed = removed
+
+
+def searched(job: Job) -> Outcome:
+    """ℓ1 or ℓ2,1 with a strength that removes the share asked for, then a refit; bisection on the strength's log.
+
+    A run that misses the share ends where the refit would start. The last one takes the strength that was closest.
+    """
+    below, above = 0.0, math.inf
+    strength = job.strength or FIRST_STRENGTH[job.kind]
+    gaps: dict[float, float] = {}
+    for trial in range(1, TRIALS):
+        try:
+            return _refitted(job, strength, TOLERANCE)._replace(runs=trial, strength=strength)
+        except _MissedError as missed:
+            gaps[strength] = abs(missed.removed - job.removed)
+            if missed.removed < job.removed:
+                below = strength
+            else:
+                above = strength
+        strength = 4 * below if above == math.inf else above / 4 if below == 0 else math.sqrt(below * above)
+    closest = min(gaps, key=gaps.__getitem__)
+    return _refitted(job, closest, math.inf)._replace(runs=TRIALS, strength=closest)
+
+
+def _refitted(job: Job, strength: float, tolerance: float) -> Outcome:
+    network = _network(job)
+    groups = _groups(job, network, _penalty(job.kind, strength))
+    blocks = Blocks(job.kind, groups)
+    optimizer = ProxSGD(groups, job.task.lr, MOMENTUM)
+
+    def after_step(step: int) -> None:
+        if step == round(REFIT * job.task.steps):
+            kept = 1 - blocks.removed()
+            if abs(kept / job.keep - 1) > tolerance:
+                raise _MissedError(1 - kept)
+            freeze_zeros(optimizer)
+
+    fit(job.task, network, optimizer, job.seed, after_step)
+    return _outcome(job, network, blocks)
+
+
+def pat(job: Job) -> Outcome:
+    """torchao's pruning-aware training to a share of all weights, on the same ramp; needs torchao."""
+    from torchao.prototype.pat.optim import PruneOptimizer
+
+    network = _network(job)
+    groups = param_groups(network, L1(0.0))
+    blocks = Blocks("elements", groups)
+    weights, others = [], []
+    for group in groups:
+        params = [p if isinstance(p, Tensor) else p[1] for p in group["params"]]
+        (others if group["penalty"] is None else weights).extend(params)
+    target = {"prox_type": "GlobalMinSparsityConstraint", "group_type": "KElementGrouper", "k": 1}
+    target |= {"min_sparsity": job.removed, "min_sparsity_schedule": True}
+    base = SGD([{"params": weights, **target}, {"params": others}], job.task.lr, MOMENTUM, dampening=MOMENTUM)
+    start, end = (round(share * job.task.steps) for share in RAMP)
+    fit(job.task, network, PruneOptimizer(base, start, end), job.seed, lambda step: None)
+    return _outcome(job, network, blocks)
+
+
+def scratch(job: Job) -> Outcome:
+    """The network that `trimmed` left, initialised anew and trained without a penalty."""
+    if job.widths is None:
+        raise ValueError("widths must be given, got None")
+    network = _network(job)
+    blocks = Blocks("units", _groups(job, network, GroupL2(0.0)))
+    blocks.narrow(job.widths)
+    removed = blocks.removed()
+    small, _ = compact(network.eval(), job.task.example)
+    torch.manual_seed(job.seed)
+    small.apply(_reset)
+    fit(job.task, small, ProxSGD(small.parameters(), job.task.lr, MOMENTUM), job.seed, lambda step: None)
+    with torch.no_grad():
+        return Outcome(job.task.score(small.eval()), removed, job.widths)
+
+
+def _reset(module: nn.Module) -> None:
+    for name in ("reset_parameters", "_reset_parameters"):  # attention has a name of its own
+        if hasattr(module, name):
+            getattr(module, name)()
+
+
+METHODS: dict[str, Callable[[Job], Outcome]] = {
+    "dense": dense,
+    "trimmed": trimmed,
+    "gradual": gradual,
+    "one-shot": one_shot,
+    "searched": searched,
+    "pat": pat,
+    "scratch": scratch,
+}
+
+
+def methods_for(kind: Kind) -> list[str]:
+    """Return the methods that remove such blocks and can run here; dense training aside."""
+    names = ["trimmed", "gradual", "one-shot", "searched"]
+    if kind == "units":
+        return [*names, "scratch"]
+    return [*names, "pat"] if util.find_spec("torchao") else names

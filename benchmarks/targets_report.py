@@ -1,0 +1,165 @@
+"""The table and the figure of `benchmarks.targets`."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+LABELS = {
+    "dense": "dense",
+    "trimmed": "trimmed",
+    "gradual": "gradual pruning",
+    "one-shot": "one-shot pruning, then fine-tuning",
+    "searched": "ℓ1 or ℓ2,1, searched, then refit",
+    "pat": "torchao PAT",
+    "scratch": "small network from scratch",
+}
+COLOURS = {
+    "dense": "black",
+    "trimmed": "#D55E00",
+    "gradual": "#0072B2",
+    "one-shot": "#009E73",
+    "searched": "#CC79A7",
+    "pat": "#E69F00",
+    "scratch": "#999999",
+}
+COLUMNS = ("task", "blocks", "removed, asked", "method", "score", "removed, got", "training runs", "seeds")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: what was asked for and what came out."""
+
+    task: str
+    kind: str
+    target: float
+    method: str
+    seed: int
+    metric: str
+    score: float
+    removed: float
+    widths: list[int] | None
+    runs: int
+    strength: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one setting with all seeds."""
+
+    records: list[Record]
+
+    @property
+    def first(self) -> Record:
+        return self.records[0]
+
+    @property
+    def score(self) -> float:
+        return statistics.mean(record.score for record in self.records)
+
+    @property
+    def spread(self) -> float:
+        return statistics.stdev(record.score for record in self.records) if len(self.records) > 1 else 0.0
+
+    @property
+    def removed(self) -> float:
+        return statistics.mean(record.removed for record in self.records)
+
+    def row(self) -> tuple[str, ...]:
+        first, several = self.first, len(self.records) > 1
+        percent = first.metric == "accuracy"
+        score, spread = (f"{100 * x:.2f}" if percent else f"{x:.3f}" for x in (self.score, self.spread))
+        unit = "%" if percent else " (loss)"
+        got = sorted({f"{record.removed:.1%}" for record in self.records}, key=lambda text: float(text[:-1]))
+        asked = "" if first.method == "dense" else f"{first.target:.0%}"
+        return (
+            first.task,
+            "" if first.method == "dense" else first.kind,
+            asked,
+            LABELS[first.method],
+            f"{score} ± {spread}{unit}" if several else f"{score}{unit}",
+            "" if first.method == "dense" else got[0] if len(got) == 1 else f"{got[0]} to {got[-1]}",
+            str(max(record.runs for record in self.records)),
+            str(len(self.records)),
+        )
+
+
+def cells(records: list[Record]) -> list[Cell]:
+    """Put the seeds of each setting together, in the order of tasks, kinds, targets and methods."""
+    found: dict[tuple[str, str, float, str], list[Record]] = {}
+    methods = list(LABELS)
+    for record in sorted(records, key=lambda r: (r.task, r.kind, r.target, methods.index(r.method), r.seed)):
+        found.setdefault((record.task, record.kind, record.target, record.method), []).append(record)
+    return [Cell(group) for group in found.values()]
+
+
+def draw(records: list[Record]) -> Figure:
+    """Plot the score against the share removed, a row of panels for each task."""
+    drawn = cells(records)
+    tasks = list(dict.fromkeys(cell.first.task for cell in drawn))
+    kinds = sorted({cell.first.kind for cell in drawn if cell.first.method != "dense"}) or ["elements"]
+    figure = Figure(figsize=(6 * len(kinds), 3.8 * len(tasks) + 0.6), layout="constrained")
+    panels = figure.subplots(len(tasks), len(kinds), squeeze=False)
+    for task, line in zip(tasks, panels, strict=True):
+        for kind, axes in zip(kinds, line, strict=True):
+            mine = [cell for cell in drawn if cell.first.task == task]
+            _panel(axes, [c for c in mine if c.first.kind == kind or c.first.method == "dense"])
+            axes.set_title(f"{task}, {kind}")
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        found, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, found, strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def _panel(axes: Any, mine: list[Cell]) -> None:
+    percent = 100 if mine[0].first.metric == "accuracy" else 1
+    targets = sorted({cell.first.target for cell in mine if cell.first.method != "dense"})
+    for method, colour in COLOURS.items():
+        chosen = [cell for cell in mine if cell.first.method == method]
+        scores = [percent * cell.score for cell in chosen]
+        if not chosen:
+            continue
+        if method == "dense":
+            axes.axhline(scores[0], color=colour, linestyle="--", linewidth=1, label=LABELS[method])
+            continue
+        axes.errorbar(
+            [max(1 - cell.removed, 1e-4) for cell in chosen],
+            scores,
+            [percent * cell.spread for cell in chosen],
+            marker="o",
+            markersize=4,
+            capsize=2,
+            linewidth=1.2,
+            color=colour,
+            label=LABELS[method],
+            zorder=3 if method == "trimmed" else 2,
+        )
+    _cut(axes, mine, percent)
+    axes.set(xscale="log", xlabel="removed", ylabel="test accuracy (%)" if percent == 100 else "validation loss")
+    axes.invert_xaxis()  # the axis is the share that is left
+    axes.xaxis.set_major_locator(FixedLocator([1 - target for target in targets]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda kept, _: f"{1 - kept:.0%}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _cut(axes: Any, mine: list[Cell], percent: int) -> None:
+    """Cut off scores far below those of the trimmed penalty, which would hide all differences between the others."""
+    dense = [cell.score for cell in mine if cell.first.method == "dense"]
+    trimmed = [cell.score for cell in mine if cell.first.method == "trimmed"]
+    if not dense or not trimmed:
+        return
+    worst = percent * max(abs(score - dense[0]) for score in trimmed)
+    far = 2.5 * max(worst, 0.01 * percent)
+    if percent == 100:
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], percent * dense[0] - far))
+    else:
+        axes.set_ylim(top=min(axes.get_ylim()[1], dense[0] + far))
