@@ -37,7 +37,7 @@ def test_shrink_keeps_a_tenth_of_the_units_and_the_accuracy(
     printed = capsys.readouterr().out
     before, after, from_file = map(float, re.findall(r"([\d.]+)% (?:before|after|from)", printed))
     assert after == from_file > before - 1
-    assert re.search(r"units +512 +51 +0.10", printed)
+    assert re.search(r"units +512 +52 +0.10", printed)
     assert [file.name for file in tmp_path.iterdir()] == ["small.safetensors"]
 
 

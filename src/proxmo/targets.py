@@ -78,14 +78,15 @@ class KeepScheduler:
         self._last = min(max(round(end * horizon), self._first + 1), horizon - 1)  # met in the last step at the latest
         self._strengths = [0.0] * len(self._penalties)
         self.last_step = 0
-        self._set()
+        self._set_keep()
+        self._set_strengths()
 
     def step(self) -> None:
         """Set ``keep`` and the strengths for the next step."""
         self.last_step += 1
-        if self._tune:
-            self._strengths = list(map(self._next_strength, self._penalties, self._strengths))
-        self._set()
+        self._set_keep()
+        self._strengths = list(map(self._next_strength, self._penalties, self._strengths))
+        self._set_strengths()
         met_from = self._last + 1 if self._tune else self._horizon
         if self.last_step == met_from:
             self._warn_if_missed()
@@ -102,16 +103,20 @@ class KeepScheduler:
                 f"{len(self._penalties)}"
             )
         self.last_step, self._strengths = state["last_step"], list(state["strengths"])
-        self._set()
+        self._set_keep()
+        self._set_strengths()
 
     def _groups(self, penalty: Trimmed) -> list[Group]:
         return [group for group in self.optimizer.param_groups if group["penalty"] is penalty]
 
-    def _set(self) -> None:
+    def _set_keep(self) -> None:
         progress = min(max((self.last_step - self._first) / (self._last - self._first), 0.0), 1.0)
-        for penalty, strength in zip(self._penalties, self._strengths, strict=True):
+        for penalty in self._penalties:
             penalty.keep = self._keep + (1 - self._keep) * (1 - progress) ** 3
-            if self._tune:
+
+    def _set_strengths(self) -> None:
+        if self._tune:
+            for penalty, strength in zip(self._penalties, self._strengths, strict=True):
                 penalty.penalty.strength = strength
 
     def _next_strength(self, penalty: Trimmed, strength: float) -> float:
@@ -119,7 +124,7 @@ class KeepScheduler:
         remaining, ramp = self._last - self.last_step, self._last - self._first
         if remaining <= 0:
             return HOLD
-        if self.last_step < self._first or (self.last_step - self._first) % max(1, ramp // UPDATES):
+        if not self._tune or self.last_step < self._first or (self.last_step - self._first) % max(1, ramp // UPDATES):
             return strength
         steps = min(max(1, round(WINDOW * ramp)), remaining)
         for group in self._groups(penalty):

@@ -313,7 +313,11 @@ def move(points: list[Tensor], directions: list[Tensor], scale: float | Tensor, 
 
 
 def apply_prox(
-    penalty: Penalty, units: Units | None, points: list[Tensor], step: Step | list[Tensor], others: Sequence[Tensor]
+    penalty: Penalty,
+    units: Units | None,
+    points: list[Tensor],
+    step: Step | list[Tensor],
+    others: Sequence[Tensor] = (),
 ) -> None:
     """Replace points by their prox, or by that of the units that they make up; one step for all, or one for each."""
     if units is None:
