@@ -191,8 +191,12 @@ class Penalty(ABC):
         >>> x
         tensor([ 0.5000, -2.0000])
         """
-        if not isinstance(step, (Tensor, list)) and step == 0:
-            return
+        if not isinstance(step, (Tensor, list)):
+            if step == 0:
+                return
+            if len(tensors) == 1:  # fast path: each large tensor, in every step
+                self._prox_tensor_(tensors[0], step)
+                return
         several = isinstance(step, list)
         steps: list[Any] = step if isinstance(step, list) else [step] * len(tensors)
         for one in steps if several else steps[:1]:
