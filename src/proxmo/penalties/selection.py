@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _MANY = 1 << 18  # scores from which on a sample saves most of the selection
 _SAMPLE = 1 << 14
-
-
 SCOPES = ("all", "each")
 
 
@@ -120,7 +118,8 @@ def _kth_largest(scores: Tensor, k: int) -> Tensor:
     if len(scores) >= _MANY and is_eager_cpu(scores):
         sample = scores[:: len(scores) // _SAMPLE].sort().values
         share = k / len(scores)
-        place, margin = len(sample) * (1 - share), 5 * math.sqrt(len(sample) * share * (1 - share)) + 2  # deviations
+        # The place of the k-th largest in the sample, give or take five standard deviations.
+        place, margin = len(sample) * (1 - share), 5 * math.sqrt(len(sample) * share * (1 - share)) + 2
         low, high = (sample[min(max(round(place + way), 0), len(sample) - 1)] for way in (-margin, margin))
         not_below = scores[scores >= low]
         near = not_below[not_below <= high]
@@ -164,7 +163,8 @@ def _largest_of_all_by_counting(
     least = _kth_largest_bits(none, lambda candidate: count([b >= candidate for b in bits]).sum() >= k)
     larger, equal = [b > least for b in bits], [b == least for b in bits]
     free = k - count(larger).sum()
-    equal_before = count(equal).cumsum(0) - count(equal)
+    counted = count(equal)
+    equal_before = counted.cumsum(0) - counted
     masks = []
     for position, groups in enumerate(process_groups):
         taken = equal_before[position] + shards.sum_over_earlier_ranks(equal[position].sum(), groups)
