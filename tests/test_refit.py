@@ -47,6 +47,8 @@ MAKE: dict[str, Make] = {
     "hybrid": lambda model: proxmo.ProxHybridSGD(groups(model)),
     "spiderboost": lambda model: proxmo.ProxSpiderBoost(groups(model), period=3),
     "auto": lambda model: proxmo.AutoProxSGD(groups(model)),
+    "prox_adamw": lambda model: proxmo.ProxAdamW(groups(model), lr=0.01),
+    "prox_lion": lambda model: proxmo.ProxLion(groups(model), lr=0.01, weight_decay=0.5),
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     "fused_sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True),
     "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),

@@ -74,6 +74,30 @@ def shard_of(whole: Tensor, model: Tensor) -> Tensor:
     return everywhere.redistribute(mesh, sharded.placements).to_local()
 
 
+def like(shard: Tensor, model: Tensor) -> Tensor:
+    """Return the tensor whose local shard is ``shard``, with the shape and the placements of ``model``."""
+    if (sharded := _as_dtensor(model)) is None:
+        return shard
+    mesh, placements, stride = sharded.device_mesh, sharded.placements, sharded.stride()
+    return type(sharded).from_local(shard, mesh, placements, run_check=False, shape=sharded.shape, stride=stride)
+
+
+def zeros_reduced(model: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return zeros of a shape that has size one along some axes of ``model``, sharded like it along the others."""
+    if (sharded := _as_dtensor(model)) is None:
+        return torch.zeros(shape, dtype=model.dtype, device=model.device)
+    from torch.distributed.tensor import Replicate
+
+    kept = [size == whole for size, whole in zip(shape, model.shape, strict=True)]
+    placements = [p if p.is_replicate() or kept[p.dim] else Replicate() for p in sharded.placements]  # type: ignore[attr-defined]
+    shard = sharded.to_local()
+    local_shape = [size if whole else 1 for size, whole in zip(shard.shape, kept, strict=True)]
+    zeros = torch.zeros(local_shape, dtype=shard.dtype, device=shard.device)
+    stride = torch.empty(tuple(shape), device="meta").stride()
+    mesh = sharded.device_mesh
+    return type(sharded).from_local(zeros, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+
 def local_step(step: Tensor, x: Tensor) -> Tensor:
     """Return the local shard of a step that broadcasts to ``x``, whether it is sharded or whole on every rank."""
     if _as_dtensor(x) is None:

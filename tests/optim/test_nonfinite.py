@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import proxmo
-from proxmo import AutoProxSGD, ProxHybridSGD, ProxOptimizer, ProxSGD, ProxSpiderBoost, ProxSTORM
+from proxmo import AutoProxSGD, ProxAdamW, ProxHybridSGD, ProxLion, ProxOptimizer, ProxSGD, ProxSpiderBoost, ProxSTORM
 
 Closure = Callable[[], float]
 
@@ -69,6 +69,8 @@ def same(a: Any, b: Any) -> bool:
 CASES = [  # method, bad evaluation: 0 at the current point, 1 at the previous point, 2 on the second sample
     (ProxSGD, 0),
     (AutoProxSGD, 0),
+    (ProxAdamW, 0),
+    (ProxLion, 0),
     (ProxSTORM, 0),
     (ProxSTORM, 1),
     (ProxHybridSGD, 0),

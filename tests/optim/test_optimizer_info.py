@@ -49,6 +49,31 @@ def auto_inputs(device: str, dtype: torch.dtype | None = None) -> list[Optimizer
     return [OptimizerInput(params=None, kwargs=kw, desc=str(kw)) for kw in kwargs]
 
 
+def adamw_inputs(device: str, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
+    kwargs: list[dict[str, Any]] = [
+        {},
+        {"lr": torch.tensor(0.01)},
+        {"weight_decay": 0.0, "betas": (0.0, 0.9)},
+        {"maximize": True},
+        {"penalty": proxmo.L1(1e-3), "lr": 0.01},
+        {"penalty": proxmo.GroupL2(1e-3), "lr": torch.tensor(0.01)},
+        {"penalty": proxmo.GroupLInf(1e-3), "metric": "block"},
+        {"penalty": proxmo.L2Ball(100.0)},
+    ]
+    return [OptimizerInput(params=None, kwargs=kw, desc=str(kw)) for kw in kwargs]
+
+
+def lion_inputs(device: str, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
+    kwargs: list[dict[str, Any]] = [
+        {},
+        {"lr": torch.tensor(0.01), "weight_decay": 0.1},
+        {"maximize": True},
+        {"penalty": proxmo.L1(1e-3), "lr": 0.01},
+        {"penalty": proxmo.Box(-10.0, 10.0), "lr": torch.tensor(0.01)},
+    ]
+    return [OptimizerInput(params=None, kwargs=kw, desc=str(kw)) for kw in kwargs]
+
+
 def errors(device: str, dtype: torch.dtype) -> list[ErrorOptimizerInput]:
     bad_momentum = OptimizerInput(params=None, kwargs={"momentum": -0.5}, desc="momentum in [0, 1)")
     return [
@@ -67,11 +92,17 @@ INFO = OptimizerInfo(
 AUTO = OptimizerInfo(
     proxmo.AutoProxSGD, optim_inputs_func=auto_inputs, supported_impls=("foreach",), supports_complex=False
 )
+ADAMW = OptimizerInfo(
+    proxmo.ProxAdamW, optim_inputs_func=adamw_inputs, supported_impls=("foreach",), supports_complex=False
+)
+LION = OptimizerInfo(
+    proxmo.ProxLion, optim_inputs_func=lion_inputs, supported_impls=("foreach",), supports_complex=False
+)
 every_input = pytest.mark.parametrize(
     ("info", "given"),
     [
         pytest.param(info, given, id=f"{info.optim_cls.__name__} {given.desc}")
-        for info in (INFO, AUTO)
+        for info in (INFO, AUTO, ADAMW, LION)
         for given in info.optim_inputs_func("cpu")
     ],
 )
@@ -162,7 +193,7 @@ def test_optimizer_loaded_from_a_state_dict_continues_identically(info: Optimize
 
 @every_input
 def test_zero_dim_and_empty_parameters_are_supported(info: OptimizerInfo, given: OptimizerInput) -> None:
-    if isinstance(given.kwargs.get("penalty"), proxmo.GroupLInf):
+    if isinstance(given.kwargs.get("penalty"), (proxmo.GroupL2, proxmo.GroupLInf)):
         return  # a 0-d parameter has no axis to index groups and is refused, as another test checks
     scalar, empty = Parameter(torch.tensor(5.0)), Parameter(torch.zeros(0, 3))
     optimizer = info.optim_cls([scalar, empty], **given.kwargs)

@@ -187,7 +187,7 @@ def test_compiled_step_equals_eager_step() -> None:
         torch.testing.assert_close(p, other)
 
 
-@pytest.mark.parametrize("method", [proxmo.ProxSTORM, proxmo.ProxSpiderBoost, proxmo.AutoProxSGD])
+@pytest.mark.parametrize("method", [proxmo.ProxSTORM, proxmo.ProxSpiderBoost, proxmo.AutoProxSGD, proxmo.ProxAdamW])
 def test_other_methods_support_units(method: type[proxmo.ProxOptimizer]) -> None:
     params = make_params()
     group = {"params": params, "penalty": proxmo.GroupL2(50.0), "units": UNITS}

@@ -79,6 +79,11 @@ OPTIMIZERS: dict[str, Callable[[Task], proxmo.ProxOptimizer]] = {
     "prox_sgd": lambda task: proxmo.ProxSGD(task.groups(), lr=0.2, momentum=0.8),
     "joint_units": lambda task: proxmo.ProxSGD(task.groups(), lr=0.2),
     "auto": lambda task: proxmo.AutoProxSGD(task.groups()),
+    "adamw": lambda task: proxmo.ProxAdamW(task.groups(), lr=0.05),
+    "adamw_blocks": lambda task: proxmo.ProxAdamW(task.groups(), lr=0.05, metric="block"),
+    "adamw_units": lambda task: proxmo.ProxAdamW(task.groups(), lr=0.05),
+    "adamw_blocks_of_units": lambda task: proxmo.ProxAdamW(task.groups(), lr=0.05, metric="block"),
+    "lion": lambda task: proxmo.ProxLion(proxmo.param_groups(task.network, proxmo.L1(0.01)), lr=0.05),
     "storm": lambda task: proxmo.ProxSTORM(task.groups(), lr=0.2, momentum=0.8),
     "hybrid": lambda task: proxmo.ProxHybridSGD(task.groups(), lr=0.2, momentum=0.8),
     "spiderboost": lambda task: proxmo.ProxSpiderBoost(task.groups(), lr=0.2, period=4),
@@ -87,7 +92,7 @@ OPTIMIZERS: dict[str, Callable[[Task], proxmo.ProxOptimizer]] = {
 
 
 def task_for(name: str, place: Place = Placed) -> Task:
-    return Task(place, joint if name == "joint_units" else separate)
+    return Task(place, joint if "units" in name else separate)
 
 
 def advance(task: Task, optimizer: proxmo.ProxOptimizer, steps: Iterable[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import compress, repeat
 from operator import attrgetter, not_
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,10 @@ from proxmo.eager import is_eager_cpu, row_chunks
 LARGE = 1 << 18  # elements from which on the calls for one CPU tensor cost little beside it
 _DTYPES = (torch.float32, torch.float64)
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of axes
+
+
+AnyMoves = TypeVar("AnyMoves", bound=Any)
+"""A `NamedTuple` of lists of the same length, parameters first."""
 
 
 class Moves(NamedTuple):
@@ -30,30 +34,34 @@ class Moves(NamedTuple):
 
     def chosen(self, mask: Iterable[bool]) -> Moves:
         """Return the moves that the mask selects."""
-        mask = list(mask)
-        return Moves(
-            list(compress(self.params, mask)),
-            list(compress(self.directions, mask)),
-            list(compress(self.gradients, mask)),
-        )
+        return chosen(self, mask)
 
-    def in_cache(self, acts_on_rows: Callable[[Tensor], bool]) -> Iterator[Moves]:
-        """Yield the moves in batches whose passes over memory stay in cache: all small ones, then each large tensor.
 
-        Large tensors are cut into row chunks, as views, where the prox acts on rows.
-        """
-        large = [p.numel() >= LARGE and is_eager_cpu(p) for p in self.params]
-        if not all(large):
-            yield self.chosen(map(not_, large))
-        for param, direction, gradient in zip(*self.chosen(large), strict=True):
-            alike = direction.shape == param.shape == (param if gradient is None else gradient).shape
-            count = row_chunks(param) if alike else 1
-            if count == 1 or not acts_on_rows(param):
-                yield Moves([param], [direction], [gradient])
-                continue
-            gradients = repeat(None) if gradient is None else gradient.chunk(count)
-            for p, d, g in zip(param.chunk(count), direction.chunk(count), gradients, strict=False):
-                yield Moves([p], [d], [g])
+def chosen(moves: AnyMoves, mask: Iterable[bool]) -> AnyMoves:
+    """Return the rows of a struct of lists that the mask selects."""
+    mask = list(mask)
+    selected: AnyMoves = moves._make(list(compress(column, mask)) for column in moves)
+    return selected
+
+
+def in_cache(moves: AnyMoves, acts_on_rows: Callable[[Tensor], bool]) -> Iterator[AnyMoves]:
+    """Yield moves in batches whose passes over memory stay in cache: all small ones, then each large tensor.
+
+    The first list holds the parameters. Large ones are cut into row chunks, as views, where the prox acts on rows, and
+    so is everything else of their shape.
+    """
+    large = [p.numel() >= LARGE and is_eager_cpu(p) for p in moves[0]]
+    if not all(large):
+        yield chosen(moves, map(not_, large))
+    for param, *others in zip(*chosen(moves, large), strict=True):
+        alike = all(t.shape == param.shape for t in others if isinstance(t, Tensor))
+        count = row_chunks(param) if alike else 1
+        if count == 1 or not acts_on_rows(param):
+            yield moves._make([value] for value in (param, *others))
+            continue
+        columns = [value.chunk(count) if isinstance(value, Tensor) else repeat(value) for value in (param, *others)]
+        for chunks in zip(*columns, strict=False):
+            yield moves._make([chunk] for chunk in chunks)
 
 
 def which_fit(moves: Moves) -> list[bool]:

@@ -5,6 +5,8 @@ from proxmo.optim.base import Certificate, ProxOptimizer
 from proxmo.optim.hybrid import ProxHybridSGD
 from proxmo.optim.inexact import InexactProxSGD
 from proxmo.optim.inner import InnerReport, InnerSGD
+from proxmo.optim.prox_adamw import ProxAdamW
+from proxmo.optim.prox_lion import ProxLion
 from proxmo.optim.prox_sgd import ProxSGD
 from proxmo.optim.sparsity import FamilySparsity, Sparsity
 from proxmo.optim.spiderboost import ProxSpiderBoost
@@ -17,7 +19,9 @@ __all__ = [
     "InexactProxSGD",
     "InnerReport",
     "InnerSGD",
+    "ProxAdamW",
     "ProxHybridSGD",
+    "ProxLion",
     "ProxOptimizer",
     "ProxSGD",
     "ProxSTORM",

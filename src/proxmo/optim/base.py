@@ -73,6 +73,8 @@ class ProxOptimizer(Optimizer):
 
     state_keys: ClassVar[frozenset[str]]
     """What the state of a parameter holds, if it has one."""
+    broadcast_keys: ClassVar[frozenset[str]] = frozenset()
+    """Which of it only has to broadcast to the parameter; the rest has the shape of the parameter, or is a number."""
     certify: bool = False
     """Whether ``step`` keeps its `Certificate` for each parameter, two more copies of them. Not part of the state."""
 
@@ -219,7 +221,8 @@ class ProxOptimizer(Optimizer):
         """Return the state as plain data: a penalty is written as its class name and fields.
 
         As with ``lr``, what was saved wins: ``load_state_dict`` sets the fields of the penalties that the optimizer has
-        (the objects stay the same), and refuses a checkpoint of another penalty class before changing anything.
+        (the objects stay the same), and refuses a checkpoint of another penalty class before changing anything. A
+        checkpoint of torch's own optimizers, which has no penalties, leaves them as they are.
         """
         handle = self.register_state_dict_post_hook(to_plain_data, prepend=True)  # before the hooks of others
         try:
@@ -230,20 +233,20 @@ class ProxOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Called by unpickling, with live penalties, and at the end of `load_state_dict`, with plain ones that update
         # those of the present groups. Everything is checked before anything is changed.
-        check_loaded_state(type(self).__name__, self.state_keys, state["state"])
+        check_loaded_state(type(self).__name__, self.state_keys, self.broadcast_keys, state["state"])
         updates: dict[int, tuple[Penalty, Penalty]] = {}
         for live, loaded in zip(self.__dict__.get("param_groups", []), state["param_groups"], strict=False):
+            for option, value in live.items():  # a checkpoint of an older version, or of torch, may lack some
+                loaded.setdefault(option, value)
             penalty = live["penalty"]
-            if (units := as_units(loaded.get("units"), live["params"])) != live["units"]:
+            if (units := as_units(loaded["units"], live["params"])) != live["units"]:
                 raise ValueError("cannot load a parameter group whose units differ from those of the present one")
             loaded["units"] = units
-            update = from_plain(penalty, loaded.get("penalty"))
+            update = from_plain(penalty, loaded["penalty"])
             check_fit(live, update)
             if update is not None and updates.setdefault(id(penalty), (penalty, update))[1] != update:
                 raise ValueError(f"{penalty} is shared by parameter groups whose loaded penalties differ")
             loaded["penalty"] = penalty
-            for option, value in live.items():  # a checkpoint of an older version, or of torch's SGD, may lack some
-                loaded.setdefault(option, value)
             check_keys(loaded, self.defaults)
             self._check_options(loaded)
         super().__setstate__(state)
@@ -276,18 +279,29 @@ def proximal_step(
     group: Group, params: list[Tensor], directions: list[Tensor], certificates: dict[Tensor, Certificate] | None = None
 ) -> None:
     """Set params ← prox_{lr·ψ}(params − lr·directions) for parameters of one group."""
-    penalty, units, lr = group["penalty"], units_of(group, params), as_scalar(group["lr"])
-    points, scale = params, lr if group["maximize"] else -lr
-    if penalty is not None:  # half precision rounds once, after the prox: two small moves may each be lost
+    lr, points = as_scalar(group["lr"]), params
+    if group["penalty"] is not None:  # half precision rounds once, after the prox: two small moves may each be lost
         points, directions = [widen(p) for p in params], [widen(d) for d in directions]
-    move(points, directions, scale, group["foreach"])
-    others = without_step(group, params)
-    subgradients = None if certificates is None else _subgradients(penalty, units, points, lr, others)
+    move(points, directions, lr if group["maximize"] else -lr, group["foreach"])
+    apply_penalty(group, params, points, lr, directions, certificates)
+
+
+def apply_penalty(
+    group: Group,
+    params: list[Tensor],
+    points: list[Tensor],
+    step: Step | list[Tensor],
+    directions: list[Tensor],
+    certificates: dict[Tensor, Certificate] | None,
+) -> None:
+    """Set params ← prox_{step·ψ}(points), where ``points`` are the moved parameters or wider copies of them."""
+    penalty, units, others = group["penalty"], units_of(group, params), without_step(group, params)
+    subgradients = None if certificates is None else _subgradients(penalty, units, points, step, others)
     if penalty is not None:
-        apply_prox(penalty, units, points, lr, others)
-        for param, point in zip(params, points, strict=True):
-            if point is not param:
-                param.copy_(point)
+        apply_prox(penalty, units, points, step, others)
+    for param, point in zip(params, points, strict=True):
+        if point is not param:
+            param.copy_(point)
     if certificates is not None and subgradients is not None:
         for param, subgradient, direction in zip(params, subgradients, directions, strict=True):
             certificates[param] = Certificate(subgradient, direction.clone(), param._version)
@@ -345,14 +359,19 @@ def without_step(group: Group, params: list[Tensor]) -> list[Tensor]:
 
 
 def _subgradients(
-    penalty: Penalty | None, units: Units | None, points: list[Tensor], lr: Step, others: Sequence[Tensor]
+    penalty: Penalty | None,
+    units: Units | None,
+    points: list[Tensor],
+    step: Step | list[Tensor],
+    others: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Return (point − prox(point))/lr, in float64 since small steps leave few digits in the difference."""
+    """Return (point − prox(point))/step, in float64 since small steps leave few digits in the difference."""
     if penalty is None:
         return [torch.zeros_like(point) for point in points]
     near = [point.to(torch.float64, copy=True) for point in points]
-    apply_prox(penalty, units, near, lr, others)
-    return [((point.double() - x) / lr).to(point.dtype) for point, x in zip(points, near, strict=True)]
+    apply_prox(penalty, units, near, step, others)
+    steps = step if isinstance(step, list) else [step] * len(points)
+    return [((point.double() - x) / s).to(point.dtype) for point, x, s in zip(points, near, steps, strict=True)]
 
 
 def is_zero(lr: float | Tensor) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from proxmo import shards
-from proxmo.penalties.base import Penalty
+from proxmo.penalties.base import Penalty, widen
 
 
 def to_plain_data(optimizer: Any, state_dict: dict[str, Any]) -> None:
@@ -58,7 +59,20 @@ def update_fields(penalty: Penalty, update: Penalty) -> None:
             vars(penalty)[name] = value
 
 
-def check_loaded_state(name: str, state_keys: frozenset[str], state: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
+def restore_precision(optimizer: Optimizer, state_dict: Mapping[str, Any], *keys: str) -> None:
+    """Give loaded state of half-precision parameters its saved dtype, float32 at least, where torch has cast it."""
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, p in zip(numbers, params, strict=True):
+        if optimizer.state.get(p) and widen(p).dtype != p.dtype:
+            for key in keys:
+                saved = state_dict["state"][number][key]
+                optimizer.state[p][key] = widen(saved.to(p.device, copy=True))
+
+
+def check_loaded_state(
+    name: str, state_keys: frozenset[str], broadcast_keys: frozenset[str], state: Mapping[Tensor, Mapping[str, Tensor]]
+) -> None:
     """Raise if the loaded state of a parameter is that of another method, sharding or shape."""
     for p, kept in state.items():
         if kept and set(kept) != state_keys:
@@ -71,6 +85,13 @@ def check_loaded_state(name: str, state_keys: frozenset[str], state: Mapping[Ten
                 "cannot load the state of unsharded parameters into sharded ones, or the other way round; "
                 "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict can"
             )
-        if any(t.dim() and t.shape != p.shape for t in kept.values()):
-            shapes = sorted({tuple(t.shape) for t in kept.values() if t.dim()})
-            raise ValueError(f"cannot load state of shape {shapes[0]} for a parameter of shape {tuple(p.shape)}")
+        for key, t in kept.items():
+            fits = _broadcasts(t, p) if key in broadcast_keys else t.shape == p.shape
+            if t.dim() and not fits:
+                raise ValueError(
+                    f"cannot load state of shape {tuple(t.shape)} for a parameter of shape {tuple(p.shape)}"
+                )
+
+
+def _broadcasts(t: Tensor, p: Tensor) -> bool:
+    return t.dim() == p.dim() and all(size in (1, whole) for size, whole in zip(t.shape, p.shape, strict=True))

@@ -92,6 +92,15 @@ def check_shared_options(group: Group) -> None:
     check_fit(group, group["penalty"])
 
 
+def check_betas(betas: Any) -> None:
+    """Raise if the weights of two averages are not what they must be."""
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise TypeError(f"betas must be two numbers in [0, 1), got {betas!r}")
+    for beta in betas:
+        if not 0 <= checks.number("betas", beta, takes="two numbers in [0, 1)") < 1:
+            raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")
+
+
 def check_fit(group: Group, penalty: Penalty | None) -> None:
     """Raise if the penalty does not fit the parameters of the group."""
     if penalty is None:

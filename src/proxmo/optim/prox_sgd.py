@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo.kernels import Moves
+from proxmo.kernels.moves import in_cache
 from proxmo.optim.base import proximal_step
 from proxmo.optim.fused import check_fused, take_fused_steps
 from proxmo.optim.momentum import Initial, PolyakMomentum
@@ -99,4 +100,4 @@ class ProxSGD(PolyakMomentum):
         together = group["foreach"] or group["units"] is not None or (penalty is not None and penalty.joint)
         if together or torch.compiler.is_compiling():
             return [moves]
-        return moves.in_cache(lambda p: penalty is None or penalty.acts_on_rows(p))
+        return in_cache(moves, lambda p: penalty is None or penalty.acts_on_rows(p))
