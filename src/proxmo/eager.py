@@ -35,8 +35,8 @@ def is_transformed(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
-def row_chunks(x: Tensor) -> int:
-    """Return the number of row chunks to cut ``x`` into, for `Tensor.chunk`; 1 leaves it whole."""
-    if x.numel() < 2 * ROW_CHUNK or not is_eager_cpu(x) or x.stride(0) == 0:
+def row_chunks(x: Tensor, elements: int = ROW_CHUNK) -> int:
+    """Return the number of row chunks of about so many elements to cut ``x`` into, for `Tensor.chunk`."""
+    if x.numel() < 2 * elements or not is_eager_cpu(x) or x.stride(0) == 0:
         return 1
-    return min(x.numel() // ROW_CHUNK, x.shape[0])
+    return min(x.numel() // elements, x.shape[0])

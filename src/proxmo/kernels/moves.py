@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from proxmo.eager import is_eager_cpu, row_chunks
+from proxmo.eager import ROW_CHUNK, is_eager_cpu, row_chunks
 
 LARGE = 1 << 18  # elements from which on the calls for one CPU tensor cost little beside it
 _DTYPES = (torch.float32, torch.float64)
@@ -44,18 +44,18 @@ def chosen(moves: AnyMoves, mask: Iterable[bool]) -> AnyMoves:
     return selected
 
 
-def in_cache(moves: AnyMoves, acts_on_rows: Callable[[Tensor], bool]) -> Iterator[AnyMoves]:
+def in_cache(moves: AnyMoves, acts_on_rows: Callable[[Tensor], bool], elements: int = ROW_CHUNK) -> Iterator[AnyMoves]:
     """Yield moves in batches whose passes over memory stay in cache: all small ones, then each large tensor.
 
-    The first list holds the parameters. Large ones are cut into row chunks, as views, where the prox acts on rows, and
-    so is everything else of their shape.
+    The first list holds the parameters. Large ones are cut into row chunks of about so many elements, as views, where
+    the prox acts on rows, and so is everything else with as many rows.
     """
     large = [p.numel() >= LARGE and is_eager_cpu(p) for p in moves[0]]
     if not all(large):
         yield chosen(moves, map(not_, large))
     for param, *others in zip(*chosen(moves, large), strict=True):
-        alike = all(t.shape == param.shape for t in others if isinstance(t, Tensor))
-        count = row_chunks(param) if alike else 1
+        alike = all(t.dim() and len(t) == len(param) for t in others if isinstance(t, Tensor))
+        count = row_chunks(param, elements) if alike else 1
         if count == 1 or not acts_on_rows(param):
             yield moves._make([value] for value in (param, *others))
             continue

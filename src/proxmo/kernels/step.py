@@ -33,30 +33,39 @@ def advance(moves: Moves, lr: float, weight: float, kernel: Kernel | None) -> No
     for dtype in dtypes:
         alike = moves if len(dtypes) == 1 else moves.chosen(p.dtype == dtype for p in moves.params)
         params, directions, gradients = alike
-        addresses = [*map(Tensor.data_ptr, params), *map(Tensor.data_ptr, directions)]
-        addresses += [0 if gradient is None else gradient.data_ptr() for gradient in gradients]
-        _run(kernel, params, dtype, addresses, lr, weight)
+        sources = [0 if gradient is None else gradient.data_ptr() for gradient in gradients]
+        addresses = [list(map(Tensor.data_ptr, params)), list(map(Tensor.data_ptr, directions)), sources]
+        run_kernel(kernel, _element_loop, _row_loop, params, dtype, addresses, [lr, weight])
         averages = [average for average, gradient in zip(directions, gradients, strict=True) if gradient is not None]
         torch.autograd.graph.increment_version(params + averages)
 
 
 def prox(x: Tensor, kernel: Kernel, out: Tensor) -> None:
     """Write the prox of ``x`` to ``out``, which has the same strides and may be ``x``."""
-    _run(kernel, [x], x.dtype, [out.data_ptr(), 0, x.data_ptr()], 0.0, 0.0)
+    addresses = [[out.data_ptr()], [0], [x.data_ptr()]]
+    run_kernel(kernel, _element_loop, _row_loop, [x], x.dtype, addresses, [0.0, 0.0])
     torch.autograd.graph.increment_version(out)
 
 
-def _run(
-    kernel: Kernel, params: list[Tensor], dtype: torch.dtype, addresses: list[int], lr: float, weight: float
+def run_kernel(
+    kernel: Kernel,
+    element_loop: Any,
+    row_loop: Any,
+    params: list[Tensor],
+    dtype: torch.dtype,
+    addresses: list[list[int]],
+    numbers: list[float],
 ) -> None:
+    """Run one of two loops made for the function of the kernel; its constants come first among the numbers."""
     if len(kernel.constants) > CONSTANTS:
         raise ValueError(f"a kernel takes at most {CONSTANTS} constants, got {len(kernel.constants)}")
     elements = list(map(Tensor.numel, params))
     if kernel.per == "element":
-        loop, rows = _element_loop(kernel.function), elements
+        loop, rows = element_loop(kernel.function), elements
     else:
-        loop, rows = _row_loop(kernel.function), [1 if kernel.per == "tensor" else p.shape[0] for p in params]
-    run(loop, dtype, addresses, rows, elements, [lr, weight, *[_fit(c, dtype) for c in kernel.constants]])
+        loop, rows = row_loop(kernel.function), [1 if kernel.per == "tensor" else p.shape[0] for p in params]
+    constants = [_fit(c, dtype) for c in kernel.constants] + [0.0] * (CONSTANTS - len(kernel.constants))
+    run(loop, dtype, addresses, rows, elements, [*constants, *numbers])
 
 
 def _fit(constant: float, dtype: torch.dtype) -> float:
@@ -87,10 +96,19 @@ def _move(x: Any, m: Any, g: Any, lr: Any, weight: Any, prox: Any, constants: An
 # Directions at address 0 ask for the prox alone, of the tensor in the place of the gradients.
 
 
+@inlined
+def _numbers(numbers: Any, g_at: int) -> Any:
+    """Return lr, the weight of the gradient, if there is one, and the constants."""
+    lr, weight = numbers[CONSTANTS], numbers[CONSTANTS + 1]
+    return lr, (weight if g_at != 0 else lr - lr), numbers[:CONSTANTS]
+
+
 @functools.cache
 def _element_loop(prox: Any) -> Loop:
     @inlined
-    def loop(x_at: int, m_at: int, g_at: int, rows: int, width: int, lr: Any, weight: Any, constants: Any) -> None:
+    def loop(places: Any, rows: int, width: int, numbers: Any) -> None:
+        x_at, m_at, g_at, _ = places
+        lr, weight, constants = _numbers(numbers, g_at)
         length = rows * width
         x, m, g = view(x_at, length, lr), view(m_at, length, lr), view(g_at, length, lr)
         if m_at == 0:
@@ -104,7 +122,9 @@ def _element_loop(prox: Any) -> Loop:
 @functools.cache
 def _row_loop(prox: Any) -> Loop:
     @inlined
-    def loop(x_at: int, m_at: int, g_at: int, rows: int, width: int, lr: Any, weight: Any, constants: Any) -> None:
+    def loop(places: Any, rows: int, width: int, numbers: Any) -> None:
+        x_at, m_at, g_at, _ = places
+        lr, weight, constants = _numbers(numbers, g_at)
         length = rows * width
         x, m, g = view(x_at, length, lr), view(m_at, length, lr), view(g_at, length, lr)
         peaks = np.empty(-(-width // BLOCK), x.dtype)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
+from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from proxmo.kernels import IMPORTING_PROCESS
 
@@ -28,6 +29,8 @@ CHUNK = 1 << 16  # elements per task: they fit in cache, and tasks are few enoug
 FOR_ONE_THREAD = 1 << 15  # elements, as in torch
 BLOCK = 512  # elements of a row that are summed at once
 CONSTANTS = 6  # the most that a kernel may have
+ARRAYS = 4  # tensors that a loop reads or writes
+NUMBERS_OF_LOOP = 8 + CONSTANTS
 NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 # Sums may be reordered, so that LLVM vectorises them; NaN, infinities and signed zeros are kept. Everything is inlined:
 # short rows would be mostly calls otherwise.
@@ -118,22 +121,27 @@ def view(address: int, length: int, like: Any) -> Any:
 
 
 def run(
-    loop: Loop, dtype: torch.dtype, addresses: list[int], rows: list[int], elements: list[int], numbers: list[float]
+    loop: Loop,
+    dtype: torch.dtype,
+    addresses: list[list[int]],
+    rows: list[int],
+    elements: list[int],
+    numbers: list[float],
 ) -> None:
-    """Call ``loop(x, m, g, rows, width, lr, weight, constants)`` for all rows of all tensors, in threads.
+    """Call ``loop(addresses, rows, width, numbers)`` for all rows of all tensors, in threads.
 
     Args:
-        loop: takes the addresses of some rows of a parameter, of its directions (0 for none) and of its gradients (0
-            for none, with a weight of 0).
+        loop: takes up to four addresses of some rows: of a parameter, and of what belongs to it (0 for nothing).
         dtype: the dtype of the elements.
-        addresses: those of all parameters, then of all directions, then of all gradients, in one memory layout.
+        addresses: a list for the parameters, and one for each other kind of tensors, in the same memory layout.
         rows: the number of rows of each parameter.
         elements: the number of elements of each parameter.
-        numbers: lr, weight and the constants of the kernel, up to `CONSTANTS` of them.
+        numbers: up to `NUMBERS_OF_LOOP` numbers for the loop; it gets zeros for the rest.
     """
-    table = array("q", [*addresses, *rows, *map(floordiv, elements, rows)])
+    absent = [0] * len(rows) * (ARRAYS - len(addresses))
+    table = array("q", [*(a for column in addresses for a in column), *absent, *rows, *map(floordiv, elements, rows)])
     room = array("d", numbers)
-    room.extend([0.0] * (2 + CONSTANTS - len(numbers)))
+    room.extend([0.0] * (NUMBERS_OF_LOOP - len(numbers)))
     header = array("q", [0, len(rows), table.buffer_info()[0], room.buffer_info()[0]])
     function, argument = _task_taker(loop, NUMBERS[dtype]), header.buffer_info()[0]
     total = sum(elements)
@@ -156,14 +164,15 @@ def _task_taker(loop: Loop, number: Any) -> Any:
     """Compile what each thread calls, with the address of a header: it takes tasks of some rows until none is left."""
     whole, real, size = np.int64(0), np.float64(0), np.dtype(number).itemsize
 
+    @inlined
+    def moved(address: Any, skip: Any) -> Any:
+        return address + skip if address != 0 else 0
+
     @cfunc(types.void(types.int64), error_model="numpy")
     def take_tasks(address: Any) -> None:
         header = view(address, 4, whole)
-        tensors, table, numbers = header[1], view(header[2], 5 * header[1], whole), view(header[3], 2 + CONSTANTS, real)
-        lr, weight = number(numbers[0]), number(numbers[1])
-        c0, c1, c2 = number(numbers[2]), number(numbers[3]), number(numbers[4])
-        c3, c4, c5 = number(numbers[5]), number(numbers[6]), number(numbers[7])
-        constants = (c0, c1, c2, c3, c4, c5)
+        tensors, table = header[1], view(header[2], (ARRAYS + 2) * header[1], whole)
+        numbers = to_fixed_tuple(view(header[3], NUMBERS_OF_LOOP, real).astype(number), NUMBERS_OF_LOOP)
         tensor, rows, width, most, before, after = -1, 0, 1, 1, 0, 0
         while True:
             task: Any = _take_number(address)  # type: ignore[call-arg]
@@ -171,15 +180,18 @@ def _task_taker(loop: Loop, number: Any) -> Any:
                 tensor += 1
                 if tensor == tensors:
                     return
-                rows, width = table[3 * tensors + tensor], table[4 * tensors + tensor]
+                rows, width = table[ARRAYS * tensors + tensor], table[(ARRAYS + 1) * tensors + tensor]
                 most = max(CHUNK // width, 1)
                 before, after = after, after - (-rows // most)
             first = (task - before) * most
             skip = first * width * size
-            x, m, g = table[tensor], table[tensors + tensor], table[2 * tensors + tensor]
-            own_weight = weight if g != 0 else number(0)
-            m = m + skip if m != 0 else 0
-            loop(x + skip, m, g + skip, min(most, rows - first), width, lr, own_weight, constants)
+            places = (
+                moved(table[tensor], skip),
+                moved(table[tensors + tensor], skip),
+                moved(table[2 * tensors + tensor], skip),
+                moved(table[3 * tensors + tensor], skip),
+            )
+            loop(places, min(most, rows - first), width, numbers)
 
     return take_tasks
 

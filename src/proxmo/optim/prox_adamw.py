@@ -21,6 +21,7 @@ from proxmo.secants import square
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+CHUNK = 1 << 16  # elements per thread and row chunk: about ten arrays of this size fit in cache
 # Options of torch's AdamW that change nothing here.
 _IGNORED = ("amsgrad", "capturable", "differentiable", "decoupled_weight_decay")
 
@@ -185,7 +186,8 @@ class ProxAdamW(ProxOptimizer):
             return [moments]
         if not use_foreach(group["foreach"], moments.params):
             return (Moments(*([value] for value in row)) for row in zip(*moments, strict=True))
-        return in_cache(moments, lambda p: penalty is None or penalty.acts_on_rows(p))
+        elements = CHUNK * torch.get_num_threads()
+        return in_cache(moments, lambda p: penalty is None or penalty.acts_on_rows(p), elements)
 
 
 def _take_step(group: Group, moments: Moments, certificates: dict[Tensor, Certificate] | None) -> None:

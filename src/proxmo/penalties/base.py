@@ -262,10 +262,11 @@ class Penalty(ABC):
 
     def _call_hook(self, x: Tensor, local: Tensor, step: Step) -> None:
         """Write the prox of ``x`` to ``local``, its local shard or itself."""
-        if isinstance(step, Tensor):  # whether it is zero is not read: it may be on a device
-            result = torch.where(step == 0, local, self._prox(x, step, None))
+        out = None if is_transformed(local) else local  # vmap has no rules for out=
+        if not isinstance(step, Tensor) or _is_positive(step):
+            result = self._prox(x, step, out)
         else:
-            result = self._prox(x, step, None if is_transformed(local) else local)  # vmap has no rules for out=
+            result = torch.where(step == 0, local, self._prox(x, step, None))
         if result is not local:
             local.copy_(result)
 
@@ -342,6 +343,11 @@ class Penalty(ABC):
     @abstractmethod
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         """Return the prox: in ``out``, which may be ``x``, or in a new tensor."""
+
+
+def _is_positive(step: Tensor) -> bool:
+    """Whether a step is known to have no zeros; one on a device is not read."""
+    return is_eager_cpu(step) and step.numel() > 0 and bool(step.amin() > 0)
 
 
 def _small_and_alike(tensors: Sequence[Tensor]) -> list[list[int]]:

@@ -22,7 +22,7 @@ from proxmo.kernels import Kernel
 from proxmo.penalties.axes import Groups, Step
 from proxmo.penalties.base import Dim, NonNegativeFloat, SumOverGroups
 from proxmo.penalties.elementwise import soft_threshold
-from proxmo.penalties.thresholds import LEAST, cap, level_in_metric, secular_root, widest
+from proxmo.penalties.thresholds import LEAST, cap, is_moderate, level_in_metric, secular_root, widest
 
 # Imported with numba, when a kernel is asked for.
 compiled = partial(import_module, "proxmo.penalties.compiled_rows")
@@ -69,13 +69,14 @@ def shrink_groups(groups: Groups, x: Tensor, threshold: Step, out: Tensor | None
 
 
 def _shrink_in_metric(groups: Groups, values: Tensor, t: Tensor) -> Tensor:
-    """Return ρ·x/(ρ + t) with ρ = ‖u‖₂, the root of ‖x/(ρ + t)‖₂ = 1; 0 where ‖x/t‖₂ ≤ 1. In float64."""
-    magnitudes = widest(values).abs()
-    scale = group_scales(groups, magnitudes)
-    magnitudes, t = magnitudes / scale, (widest(t) / scale).clamp_(min=LEAST[magnitudes.dtype])
-    vanishes = groups.sum((magnitudes / t).square()) <= 1
+    """Return ρ·x/(ρ + t) with ρ = ‖u‖₂, the root of ‖x/(ρ + t)‖₂ = 1; 0 where ‖x/t‖₂ ≤ 1."""
+    magnitudes = values.abs()
+    if groups.sharded or not is_moderate(t, groups.amax(magnitudes)):
+        magnitudes = widest(magnitudes)
+        scale = group_scales(groups, magnitudes)
+        magnitudes, t = magnitudes / scale, (widest(t) / scale).clamp_(min=LEAST[magnitudes.dtype])
     rho = secular_root(magnitudes, t, groups)
-    return torch.where(vanishes, 0.0, values * (rho / (rho + t)))
+    return values * (rho / (rho + t))
 
 
 def _scaled(weight: float, factor: float) -> float:
@@ -152,8 +153,12 @@ class GroupLInf(SumOverGroups):
         return torch.clamp(groups.tensor, 0.0 - level, level, out=out)  # 0 − 0 is 0 where −0 would be -0.0
 
     def _level_in_metric(self, groups: Groups, step: Tensor) -> Tensor:
-        """Return the τ ≥ 0 of each group with Σ (|x|/t − τ/t)₊ = 1, in float64."""
-        magnitudes = widest(groups.elements).abs()
+        """Return the τ ≥ 0 of each group with Σ (|x|/t − τ/t)₊ = 1."""
+        magnitudes, t = groups.elements.abs(), step * self.strength
+        if not groups.sharded and is_moderate(t, groups.amax(magnitudes)):
+            inverse = t.reciprocal_()
+            return level_in_metric(magnitudes.mul_(inverse), 1.0, groups, inverse).relu_()
+        magnitudes = widest(magnitudes)
         scale, least = group_scales(groups, magnitudes), LEAST[magnitudes.dtype]
         inverse = 1 / (widest(step) * self.strength / scale).clamp_(least, 1 / least)
         level = level_in_metric(magnitudes / scale * inverse, 1.0, groups, inverse)
