@@ -1,8 +1,9 @@
 """Fused steps and proxes: one pass over memory, in loops that numba compiles (`pip install 'proxmo[fast]'`).
 
-A penalty says how its prox is fused by a `Kernel`; `step` runs it, alone or with the averaging and the gradient step of
-`ProxSGD(fused=True)`, and `tasks` shares the work among threads. Results equal those of the eager path up to rounding;
-whatever a loop cannot take is left to the eager path. numba is imported on first use.
+A penalty says how its prox is fused by a `Kernel`. `step` runs it, alone or with the averaging and the gradient step of
+`ProxSGD(fused=True)`; `adam` runs it with the moments of `ProxAdamW(fused=True)`; `tasks` shares the work among
+threads. Results equal those of the eager path up to rounding; whatever a loop cannot take is left to the eager path.
+numba is imported on first use.
 """
 
 from __future__ import annotations
@@ -13,15 +14,28 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from proxmo.kernels.moves import Moves, takes, which_fit
+from proxmo.kernels.moves import AdamNumbers, Moves, takes, which_fit
 
 if TYPE_CHECKING:
+    from proxmo.kernels.adam import advance_adam
     from proxmo.kernels.step import advance, prox
 
 # A forked child has none of its parent's threads, and OpenMP would wait for them.
 IMPORTING_PROCESS = os.getpid()
 
-__all__ = ["IMPORTING_PROCESS", "Kernel", "Moves", "advance", "available", "prox", "takes", "which_fit"]
+_NEED_NUMBA = {"advance": "step", "prox": "step", "advance_adam": "adam"}  # by module
+__all__ = [
+    "IMPORTING_PROCESS",
+    "AdamNumbers",
+    "Kernel",
+    "Moves",
+    "advance",
+    "advance_adam",
+    "available",
+    "prox",
+    "takes",
+    "which_fit",
+]
 
 
 class Kernel(NamedTuple):
@@ -62,6 +76,6 @@ def available() -> bool:
 
 def __getattr__(name: str) -> Any:
     """Import the functions that need numba on first use."""
-    if name in ("advance", "prox"):
-        return getattr(importlib.import_module("proxmo.kernels.step"), name)
+    if name in _NEED_NUMBA:
+        return getattr(importlib.import_module(f"proxmo.kernels.{_NEED_NUMBA[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

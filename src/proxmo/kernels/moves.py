@@ -37,6 +37,19 @@ class Moves(NamedTuple):
         return chosen(self, mask)
 
 
+class AdamNumbers(NamedTuple):
+    """What a step needs besides tensors, after bias correction: x ← decay·x − step·m/c₁, step = size/(√v + eps)."""
+
+    decay: float
+    average_weight: float
+    square_decay: float
+    square_weight: float
+    eps: float
+    size: float
+    inverse_correction: float
+    sign: float
+
+
 def chosen(moves: AnyMoves, mask: Iterable[bool]) -> AnyMoves:
     """Return the rows of a struct of lists that the mask selects."""
     mask = list(mask)

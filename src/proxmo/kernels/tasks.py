@@ -172,10 +172,11 @@ def _task_taker(loop: Loop, number: Any) -> Any:
     def take_tasks(address: Any) -> None:
         header = view(address, 4, whole)
         tensors, table = header[1], view(header[2], (ARRAYS + 2) * header[1], whole)
-        numbers = to_fixed_tuple(view(header[3], NUMBERS_OF_LOOP, real).astype(number), NUMBERS_OF_LOOP)
+        values = view(header[3], NUMBERS_OF_LOOP, real).astype(number)
+        numbers: Any = to_fixed_tuple(values, NUMBERS_OF_LOOP)  # type: ignore[call-arg]  # numba supplies the context
         tensor, rows, width, most, before, after = -1, 0, 1, 1, 0, 0
         while True:
-            task: Any = _take_number(address)  # type: ignore[call-arg]
+            task: Any = _take_number(address)
             while task >= after:  # task numbers only grow, so this tensor is done
                 tensor += 1
                 if tensor == tensors:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from operator import and_, gt, not_
 
 import torch
 from torch import Tensor
 
 from proxmo import kernels, shards
-from proxmo.kernels import Moves
+from proxmo.kernels import AdamNumbers, Moves
+from proxmo.kernels.moves import chosen
 from proxmo.optim.base import apply_prox, without_step
+from proxmo.optim.moments import Moments
 from proxmo.optim.options import Group
 from proxmo.optim.units import units_of
 from proxmo.penalties.base import Penalty
@@ -51,6 +54,42 @@ def take_fused_steps(group: Group, moves: Moves) -> Moves:
     if sharded:
         shards.mark_written(moves.params)
     return moves.chosen(map(not_, fit))
+
+
+def take_fused_adam_steps(group: Group, moments: Moments) -> Moments:
+    """Take the steps of `ProxAdamW` that compiled loops can take, prox included; return the others."""
+    penalty, lr = group["penalty"], float(group["lr"])
+    kernel = None if penalty is None else penalty.current_metric_kernel()
+    if group["units"] is not None or (penalty is not None and kernel is None):
+        return moments
+    if not kernels.available() or not 0 < lr <= LARGEST:
+        return moments
+    params, gradients, averages, squares = (list(map(shards.local, column)) for column in moments[:4])
+    local = Moments(params, gradients, averages, squares, moments.counts)
+    fit = map(and_, *(kernels.which_fit(Moves(local.params, states, list(local.gradients))) for states in local[2:4]))
+    alone = [penalty is None or _is_local(penalty, p) for p in moments.params]
+    taken = list(map(and_, fit, alone))
+    for kind in {(p.dtype, count) for p, count, take in zip(local.params, local.counts, taken, strict=True) if take}:
+        alike = [take and (p.dtype, k) == kind for p, k, take in zip(local.params, local.counts, taken, strict=True)]
+        params, gradients, averages, squares, _ = chosen(local, alike)
+        kernels.advance_adam(params, gradients, averages, squares, _adam_numbers(group, lr, kind[1]), kernel)
+    shards.mark_written([p for p, take in zip(moments.params, taken, strict=True) if take])
+    return chosen(moments, map(not_, taken))
+
+
+def _adam_numbers(group: Group, lr: float, count: float) -> AdamNumbers:
+    beta1, beta2 = group["betas"]
+    correction = math.sqrt(1 - beta2**count)
+    return AdamNumbers(
+        decay=1 - lr * group["weight_decay"],
+        average_weight=1 - beta1,
+        square_decay=beta2,
+        square_weight=1 - beta2,
+        eps=group["eps"] * correction,
+        size=lr * correction,
+        inverse_correction=1 / (1 - beta1**count),
+        sign=-1.0 if group["maximize"] else 1.0,
+    )
 
 
 def _local_shards(moves: Moves) -> Moves:

@@ -7,7 +7,7 @@ the whole tensor (`Penalty.block_shape`). Its second moment is the mean of the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,19 @@ from proxmo.penalties.base import widen
 
 Metric = Literal["element", "block"]
 METRICS = get_args(Metric)
+
+
+class Moments(NamedTuple):
+    """Parameters with their gradients, the moments to update with these, and how many gradients they have seen.
+
+    A struct of lists, so that foreach kernels take them.
+    """
+
+    params: list[Tensor]
+    gradients: list[Tensor]
+    averages: list[Tensor]
+    squares: list[Tensor]
+    counts: list[Any]
 
 
 def new_second_moment(group: Group, p: Tensor) -> Tensor:

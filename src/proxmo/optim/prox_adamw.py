@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from proxmo import checks, shards
 from proxmo.kernels.moves import in_cache
 from proxmo.optim.base import Certificate, ProxOptimizer, apply_penalty, as_scalar, is_zero, use_foreach
 from proxmo.optim.checkpoints import restore_precision
-from proxmo.optim.moments import METRICS, Metric, new_second_moment, update_second_moments
+from proxmo.optim.fused import check_fused, take_fused_adam_steps
+from proxmo.optim.moments import METRICS, Metric, Moments, new_second_moment, update_second_moments
 from proxmo.optim.options import Group, Options, check_betas
 from proxmo.penalties.base import Penalty, widen
 from proxmo.secants import square
@@ -24,19 +25,6 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16  # elements per thread and row chunk: about ten arrays of this size fit in cache
 # Options of torch's AdamW that change nothing here.
 _IGNORED = ("amsgrad", "capturable", "differentiable", "decoupled_weight_decay")
-
-
-class Moments(NamedTuple):
-    """Parameters with their gradients, the moments to update with these, and how many gradients they have seen.
-
-    A struct of lists, so that foreach kernels take them.
-    """
-
-    params: list[Tensor]
-    gradients: list[Tensor]
-    averages: list[Tensor]
-    squares: list[Tensor]
-    counts: list[Any]
 
 
 class ProxAdamW(ProxOptimizer):
@@ -68,6 +56,9 @@ class ProxAdamW(ProxOptimizer):
             ``"block"`` keeps one for each block of the penalty (a group, a unit), the mean over it, which halves the
             state and keeps the prox in closed form. Penalties on singular values have one for each tensor, whatever
             the metric.
+        fused: moments, move and prox in one pass over memory, in compiled loops (``pip install 'proxmo[fast]'``); for
+            float32 and float64 on a CPU, ``metric="element"``, and penalties that are elementwise or by groups along
+            the first axis. The eager path takes everything else.
         options: ``maximize``, ``foreach`` and ``nonfinite``, as for every `ProxOptimizer`.
 
     Moments are kept in float32 for half-precision parameters, where torch keeps them in half precision.
@@ -96,10 +87,11 @@ class ProxAdamW(ProxOptimizer):
         penalty: Penalty | None = None,
         *,
         metric: Metric = "element",
+        fused: bool | None = None,
         **options: Unpack[Options],
     ) -> None:
-        own = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "penalty": penalty, "metric": metric}
-        super().__init__(params, own, **options)
+        own = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "penalty": penalty}
+        super().__init__(params, {**own, "metric": metric, "fused": fused}, **options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for group in state["param_groups"]:
@@ -123,6 +115,7 @@ class ProxAdamW(ProxOptimizer):
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
+        check_fused(group)
         check_betas(group["betas"])
         checks.nonnegative("eps", group["eps"])
         checks.nonnegative("weight_decay", group["weight_decay"])
@@ -149,6 +142,8 @@ class ProxAdamW(ProxOptimizer):
     def _step_group(self, group: Group, params: list[Tensor]) -> None:
         moments = self._moments(group, params)
         certificates = self._certificates_to_keep(group)
+        if group["fused"] and certificates is None and moments.params and not torch.compiler.is_compiling():
+            moments = take_fused_adam_steps(group, moments)
         for some in self._batches(group, moments) if certificates is None else [moments]:
             if some.params:
                 _take_step(group, some, certificates)

@@ -311,6 +311,18 @@ class Penalty(ABC):
         """Return `kernel`, unless it is inherited: a subclass may have changed the prox."""
         return self.kernel(step) if "kernel" in vars(type(self)) else None
 
+    def metric_kernel(self) -> Kernel | None:
+        """Return the compiled prox with a step for every element that ``ProxAdamW(fused=True)`` uses, or ``None``.
+
+        Per element its function is (x, step, c) ↦ prox; per row (row, steps, c) writes the prox in place, and may
+        overwrite the steps. As with `kernel`, it is not inherited.
+        """
+        return None
+
+    def current_metric_kernel(self) -> Kernel | None:
+        """Return `metric_kernel`, unless it is inherited."""
+        return self.metric_kernel() if "metric_kernel" in vars(type(self)) else None
+
     def _stacked(self, x: Tensor) -> Penalty | None:
         """Return this penalty for a stack of tensors like ``x`` along a new first axis; ``None`` if there is none."""
         return self if self.separable and self._has_number_fields() else None

@@ -34,6 +34,7 @@ from proxmo.penalties.thresholds import LEAST, fit, project_simplex, secular_roo
 
 # Imported with numba, when a kernel is asked for.
 compiled_elements = partial(import_module, "proxmo.penalties.compiled_elements")
+in_metric = partial(import_module, "proxmo.penalties.compiled_metric")
 compiled_rows = partial(import_module, "proxmo.penalties.compiled_rows")
 
 
@@ -101,6 +102,9 @@ class Box(Elementwise, Constraint):
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled_elements().clamp, (self.low, self.high))
 
+    def metric_kernel(self) -> Kernel:
+        return Kernel(in_metric().clamp, (self.low, self.high))
+
 
 @dataclass
 class NonNegative(Elementwise, Constraint):
@@ -122,6 +126,9 @@ class NonNegative(Elementwise, Constraint):
 
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled_elements().clamp, (0.0, math.inf))
+
+    def metric_kernel(self) -> Kernel:
+        return Kernel(in_metric().clamp, (0.0, math.inf))
 
 
 @dataclass
@@ -219,6 +226,9 @@ class LInfBall(Elementwise, Grouped, Constraint):
 
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled_elements().clamp, (-self.radius, self.radius))
+
+    def metric_kernel(self) -> Kernel:
+        return Kernel(in_metric().clamp, (-self.radius, self.radius))
 
 
 @dataclass

@@ -23,6 +23,7 @@ from proxmo.penalties.thresholds import fit
 
 # Imported with numba, when a kernel is asked for.
 compiled = partial(import_module, "proxmo.penalties.compiled_elements")
+in_metric = partial(import_module, "proxmo.penalties.compiled_metric")
 
 
 def soft_threshold(x: Tensor, threshold: float | Tensor, out: Tensor | None = None) -> Tensor:
@@ -78,6 +79,9 @@ class L1(Shrinkage):
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled().soft, (step * self.strength,))
 
+    def metric_kernel(self) -> Kernel:
+        return Kernel(in_metric().soft, (self.strength,))
+
 
 @dataclass
 class SquaredL2(Shrinkage):
@@ -103,6 +107,9 @@ class SquaredL2(Shrinkage):
 
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled().divide, (1 + step * self.strength,))
+
+    def metric_kernel(self) -> Kernel:
+        return Kernel(in_metric().divide, (self.strength,))
 
 
 @dataclass
@@ -131,6 +138,9 @@ class ElasticNet(Shrinkage):
 
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled().elastic, (step * self.l1, 1 + step * self.l2))
+
+    def metric_kernel(self) -> Kernel:
+        return Kernel(in_metric().elastic, (self.l1, self.l2))
 
 
 @dataclass
@@ -164,6 +174,9 @@ class Huber(Shrinkage):
         t = step * self.strength
         return Kernel(compiled().huber, (t * self.delta, self.delta * (1 + t), 1 + t))
 
+    def metric_kernel(self) -> Kernel:
+        return Kernel(in_metric().huber, (self.strength, self.delta))
+
 
 @dataclass
 class L0(Shrinkage):
@@ -190,6 +203,9 @@ class L0(Shrinkage):
 
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled().hard, (math.sqrt(2 * self.strength) * math.sqrt(step),))
+
+    def metric_kernel(self) -> Kernel:
+        return Kernel(in_metric().hard, (math.sqrt(2 * self.strength),))
 
 
 @dataclass
@@ -236,6 +252,9 @@ class MCP(Shrinkage):
 
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled().mcp, self._constants(step))
+
+    def metric_kernel(self) -> Kernel:
+        return Kernel(in_metric().mcp, (self.strength, self.concavity))
 
 
 @dataclass
@@ -284,6 +303,9 @@ class SCAD(Shrinkage):
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled().scad, self._constants(step))
 
+    def metric_kernel(self) -> Kernel:
+        return Kernel(in_metric().scad, (self.strength, self.concavity))
+
 
 @dataclass
 class LHalf(Shrinkage):
@@ -318,3 +340,6 @@ class LHalf(Shrinkage):
 
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled().half, (self._threshold(step), -1.5, math.sqrt(0.5), 2 / 3, 2 * math.pi / 3, 1.0))
+
+    def metric_kernel(self) -> Kernel:
+        return self.kernel(1.0)._replace(function=in_metric().half)

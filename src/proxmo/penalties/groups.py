@@ -26,6 +26,7 @@ from proxmo.penalties.thresholds import LEAST, cap, is_moderate, level_in_metric
 
 # Imported with numba, when a kernel is asked for.
 compiled = partial(import_module, "proxmo.penalties.compiled_rows")
+in_metric = partial(import_module, "proxmo.penalties.compiled_metric")
 
 
 def group_norms(groups: Groups, values: Tensor) -> Tensor:
@@ -118,6 +119,9 @@ class GroupL2(SumOverGroups):
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled().shrink, step * self.strength)
 
+    def metric_kernel(self) -> Kernel | None:
+        return self._rows_kernel(in_metric().shrink, self.strength)
+
 
 @dataclass
 class GroupLInf(SumOverGroups):
@@ -171,6 +175,9 @@ class GroupLInf(SumOverGroups):
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled().cap, step * self.strength)
 
+    def metric_kernel(self) -> Kernel | None:
+        return self._rows_kernel(in_metric().cap, self.strength)
+
 
 @dataclass
 class SparseGroup(SumOverGroups):
@@ -207,3 +214,6 @@ class SparseGroup(SumOverGroups):
 
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled().soft_then_shrink, step * self.group, step * self.l1)
+
+    def metric_kernel(self) -> Kernel | None:
+        return self._rows_kernel(in_metric().soft_then_shrink, self.group, self.l1)

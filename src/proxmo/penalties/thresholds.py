@@ -222,9 +222,11 @@ def secular_root(z: Tensor, a: Tensor, groups: Groups) -> Tensor:
         ratio = (z / total).square_()
         local = _sum(ratio, groups), _sum(ratio.div_(total), groups)
         squares, cubes = groups.sum_over_ranks(*local)
-        rise = ((squares.sqrt() - 1) * squares / cubes).nan_to_num_(nan=0.0, posinf=0.0).clamp_(min=0)
-        done = not _is_recorded(z) and not bool((rise > 4 * _EPS[z.dtype] * theta).any())
-        theta = theta + rise
-        if done:
+        rise = ((squares.sqrt() - 1) * squares / cubes).nan_to_num_(nan=0.0, posinf=0.0)
+        before, theta = (
+            theta,
+            (theta + rise).clamp_(min=0),
+        )  # from above a step leads below
+        if not _is_recorded(z) and not bool(((theta - before).abs() > 4 * _EPS[z.dtype] * theta).any()):
             break
     return theta
