@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -29,12 +27,10 @@ from proxmo.penalties.base import (
     NonNegativeFloat,
     SumOverGroups,
 )
+from proxmo.penalties.elementwise import compiled as compiled_elements
+from proxmo.penalties.groups import compiled as compiled_rows
 from proxmo.penalties.groups import group_norms
 from proxmo.penalties.thresholds import LEAST, fit, project_simplex, secular_root, widest
-
-# Imported with numba, when a kernel is asked for.
-compiled_elements = partial(import_module, "proxmo.penalties.compiled_elements")
-compiled_rows = partial(import_module, "proxmo.penalties.compiled_rows")
 
 
 def _clamp(x: Tensor, low: float, high: float, out: Tensor | None) -> Tensor:
