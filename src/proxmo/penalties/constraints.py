@@ -180,8 +180,7 @@ class L2Ball(GroupConstraint):
         if step is None:
             nearest = values / norms * self.radius  # radius/norms may underflow where the product does not
         else:
-            a = 1 / step
-            theta = secular_root(values.abs() / self.radius * a, a, groups) if self.radius else math.inf
+            theta = secular_root(values.abs() / self.radius, 1.0, step, groups) if self.radius else math.inf
             nearest = values * (1 / (1 + theta * step))
         return torch.where(norms <= self.radius, values, nearest)
 

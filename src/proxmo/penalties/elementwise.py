@@ -27,10 +27,11 @@ compiled = partial(import_module, "proxmo.penalties.compiled_elements")
 
 def soft_threshold(x: Tensor, threshold: float | Tensor, out: Tensor | None = None) -> Tensor:
     """Return sign(x)·max(|x| − threshold, 0)."""
+    threshold = fit(threshold, x.dtype)
     if isinstance(threshold, Tensor):
         return torch.sub(x, x.clamp(-threshold, threshold), out=out)
     # one pass and no temporary: several times faster than the line above on large tensors
-    return torch._C._nn.softshrink(x, fit(threshold, x.dtype), out=out)  # type: ignore[call-arg]
+    return torch._C._nn.softshrink(x, threshold, out=out)  # type: ignore[call-arg]
 
 
 def choose(condition: bool | Tensor, yes: float | Tensor, no: float | Tensor) -> float | Tensor:

@@ -74,7 +74,7 @@ def _shrink_in_metric(groups: Groups, values: Tensor, t: Tensor) -> Tensor:
     scale = group_scales(groups, magnitudes)
     magnitudes, t = magnitudes / scale, (widest(t) / scale).clamp_(min=LEAST[magnitudes.dtype])
     vanishes = groups.sum((magnitudes / t).square()) <= 1
-    rho = secular_root(magnitudes, t, groups)
+    rho = secular_root(magnitudes, t, 1.0, groups)
     return torch.where(vanishes, 0.0, values * (rho / (rho + t)))
 
 
