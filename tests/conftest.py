@@ -2,6 +2,9 @@
 
 import os
 
+# Before torch loads OpenMP: threads that spin while they wait for work would take the cores of other workers.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import hypothesis
 import matplotlib
 import torch

@@ -8,17 +8,17 @@ import torch
 from benchmarks import autosize
 from torch import nn
 
-from proxmo.experiments.data import load
+from experiments.few_images import few_images
 
 
 def small_problem() -> autosize.Problem:
     return autosize.Problem(
         "small",
-        load("digits"),
+        few_images(train=640, test=200),
         lambda: nn.Sequential(
             nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 10)
         ),
-        batch=64,
+        batch=32,
         epochs=12,
         strengths={"ℓ2,1": (0.02,), "ℓ∞,1": (0.1,)},
     )

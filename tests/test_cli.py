@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import proxmo
+from experiments.few_images import few_images
 from proxmo.cli import REQUIRED
-from proxmo.experiments import synthetic
+from proxmo.experiments import comparison, proxy, synthetic
 from proxmo.experiments.commands import app
 from proxmo.experiments.presets import Grid, Presets, Size
 from proxmo.experiments.proxy import Proxy, Subset
@@ -27,9 +29,11 @@ SUBSET = Subset(images=128, batch=64)
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the same code with few steps, and train in one worker: each one takes seconds to start."""
+    """Run the same code with few steps and images, and train in one worker: each one takes seconds to start."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
-    monkeypatch.setattr(synthetic, "ITERATIONS", 300)
+    for module in (comparison, proxy):
+        monkeypatch.setattr(module, "load", partial(few_images, train=288, test=60))
+    monkeypatch.setattr(synthetic, "ITERATIONS", 100)
     monkeypatch.setattr(synthetic, "AUTO_SEEDS", 1)
     monkeypatch.setattr(Regularized, "sizes", Presets(REGULARIZED, REGULARIZED, REGULARIZED))
     monkeypatch.setattr(Proxy, "sizes", Presets(PROXY, PROXY, PROXY))
@@ -148,7 +152,7 @@ def test_data_reports_an_unwritable_folder(tmp_path: Path) -> None:
 def test_reproduce_writes_to_the_out_folder_only(tmp_path: Path) -> None:
     script = """
 from proxmo.experiments import synthetic
-synthetic.ITERATIONS, synthetic.AUTO_SEEDS = 300, 1
+synthetic.ITERATIONS, synthetic.AUTO_SEEDS = 50, 1
 import sys
 from proxmo.cli import main
 sys.argv = ["proxmo", "reproduce", "synthetic", "--seeds", "2", "--quiet", "--out", "../out"]

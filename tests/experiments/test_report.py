@@ -190,7 +190,7 @@ def test_page_is_self_contained(page: Path) -> None:
     assert "proxmo reproduce regularized" in text
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     if BROWSER is None:
         pytest.skip("no Chromium on this machine")

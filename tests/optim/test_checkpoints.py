@@ -177,3 +177,16 @@ def test_checkpoint_of_torch_sgd_can_be_resumed() -> None:
     penalised = proxmo.ProxSGD([ours], penalty=proxmo.L1(0.1))
     penalised.load_state_dict(sgd.state_dict())
     assert penalised.param_groups[0]["penalty"] == proxmo.L1(0.1)
+
+
+def test_fields_that_a_checkpoint_lacks_take_their_defaults() -> None:
+    """They are newer than the checkpoint, which was written by a penalty that did what the default does."""
+    x = Parameter(torch.ones(3))
+    optimizer = proxmo.ProxSGD([x], penalty=proxmo.TopK(2, scope="all"))
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["penalty"] = {"TopK": {"k": 1, "dim": None}}
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["penalty"] == proxmo.TopK(1, scope="each")
+    saved["param_groups"][0]["penalty"] = {"TopK": {"dim": None}}
+    with pytest.raises(ValueError, match=r"cannot load penalty TopK from the fields .*'k'"):
+        optimizer.load_state_dict(saved)

@@ -532,7 +532,15 @@ class STORMRun(Run):
 
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
-@pytest.mark.parametrize(("method", "examples", "steps"), [(SGDRun, 9, 300), (STORMRun, 4, 100)])
+@pytest.mark.parametrize(
+    ("method", "examples", "steps"),
+    [
+        (SGDRun, 5, 150),
+        (STORMRun, 4, 100),
+        pytest.param(SGDRun, 30, 1000, marks=pytest.mark.slow),
+        pytest.param(STORMRun, 30, 800, marks=pytest.mark.slow),
+    ],
+)
 def test_long_random_runs_follow_the_formulas(method: type[Run], examples: int, steps: int, penalty: Psi) -> None:
     """Also check that the runs are long: a minimum number of steps changed something and were compared."""
     run = type(f"{method.__name__}{penalty}", (method,), {"penalty": penalty, "steps_taken": 0})

@@ -199,9 +199,11 @@ def test_grad_scaler_skips_the_whole_step_if_a_gradient_is_inf() -> None:
             torch.testing.assert_close(x.detach(), (before - 0.2).clamp(min=0))
 
 
-@pytest.mark.parametrize(
-    "penalty",
-    [
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=str)
+def test_compiled_step_has_no_graph_break(lr: float | Tensor) -> None:
+    """A parameter group for each penalty, so that all of them are compiled at once."""
+    torch.compiler.reset()
+    penalties = [
         None,
         proxmo.L1(0.1),
         proxmo.SCAD(0.1),
@@ -209,14 +211,17 @@ def test_grad_scaler_skips_the_whole_step_if_a_gradient_is_inf() -> None:
         proxmo.GroupLInf(0.1),
         proxmo.L1Ball(1.0),
         proxmo.Nuclear(0.1),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=str)
-def test_compiled_step_has_no_graph_break(penalty: proxmo.Penalty | None, lr: float | Tensor) -> None:
-    torch.compiler.reset()
-    params = [[Parameter(torch.linspace(-2, 2, 12).reshape(4, 3)) for _ in range(2)] for _ in range(2)]
-    eager, compiled = (proxmo.ProxSGD(ps, lr, 0.9, penalty, foreach=False) for ps in params)
+    ]
+    params = [[Parameter(torch.linspace(-2, 2, 12).reshape(4, 3)) for _ in range(2 * 7)] for _ in range(2)]
+    eager, compiled = (
+        proxmo.ProxSGD(
+            [{"params": ps[2 * k : 2 * k + 2], "penalty": penalty} for k, penalty in enumerate(penalties)],
+            lr,
+            0.9,
+            foreach=False,
+        )
+        for ps in params
+    )
     step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
     for seed in range(3):
         for p in (p for ps in params for p in ps):

@@ -87,6 +87,18 @@ def test_fields_and_steps_beyond_float32_act_as_infinite_or_zero(step: float | T
     assert proxmo.L2Ball(1.0).prox(x, torch.tensor(1e-60, dtype=torch.float64)).norm() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("concave", [3.0, 1e35])
+@pytest.mark.parametrize("step", [1e6, 1e30, 1e38])
+def test_infinite_entries_stay_infinite_if_thresholds_overflow(step: float, concave: float) -> None:
+    """Also where the step is a tensor, whose product with the strength is infinite in float32."""
+    x = torch.tensor([math.inf, -math.inf, 1.0, math.nan])
+    shrinking = (proxmo.L1(1e30), proxmo.L0(1e30), proxmo.LHalf(1e30), proxmo.ElasticNet(1e30, 0.0))
+    for penalty in (*shrinking, proxmo.MCP(1e30, concave), proxmo.SCAD(1e30, concave)):
+        expected = torch.tensor([math.inf, -math.inf, 0.0, math.nan])
+        for given in (step, torch.tensor(step), torch.full((4,), step), torch.full((4,), step, dtype=torch.float64)):
+            torch.testing.assert_close(penalty.prox(x, given), expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("width", [5, 20_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_group_norms_are_right_if_squares_overflow_or_underflow(width: int, dtype: torch.dtype) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 from itertools import product
 from typing import ClassVar
 
@@ -329,7 +330,7 @@ LEVELS = [proxmo.Simplex, proxmo.L1Ball, proxmo.GroupLInf]
 
 @pytest.mark.parametrize(
     ("make", "decades"),
-    [*product([*LEVELS, proxmo.L2Ball, proxmo.GroupL2], [0.0, 8.0, 20.0, 40.0]), *product(LEVELS, [180.0])],
+    [*product([*LEVELS, proxmo.L2Ball, proxmo.GroupL2], [0.0, 8.0, 20.0, 40.0, 180.0])],
 )
 def test_steps_over_many_decades(make: Callable[..., proxmo.Penalty], decades: float) -> None:
     """On many groups at once, none of which may keep the others from ending."""
@@ -339,6 +340,37 @@ def test_steps_over_many_decades(make: Callable[..., proxmo.Penalty], decades: f
         x = noise((50, 9), seed=seed)
         step = steps_like(x, seed=seed, decades=decades)
         assert_is_prox(case, penalty, penalty.prox(x, step), x, step)
+
+
+@pytest.mark.parametrize("decades", [20.0, 180.0])
+@pytest.mark.parametrize("length", [2, 9, 40])
+def test_l2_ball_with_steps_over_many_decades_equals_exact_arithmetic(length: int, decades: float) -> None:
+    for seed, radius in product(range(4), [1.0, 0.05]):
+        x = noise((length,), seed=seed)
+        step = steps_like(x, seed=seed, decades=decades)
+        found, exact = proxmo.L2Ball(radius).prox(x, step), exact_l2_ball(x.tolist(), radius, step.tolist())
+        torch.testing.assert_close(found, torch.tensor(exact, dtype=torch.float64), rtol=0, atol=1e-13)
+
+
+def exact_l2_ball(x: list[float], radius: float, step: list[float]) -> list[float]:
+    """Return x/(1 + θ·step) of norm ``radius``, with θ by bisection over its decades, in 60 digits."""
+    with localcontext() as context:
+        context.prec = 60
+        pairs = [(Decimal(a), Decimal(b)) for a, b in zip(x, step, strict=True)]
+
+        def point(theta: Decimal) -> list[Decimal]:
+            return [a / (1 + theta * b) for a, b in pairs]
+
+        def excess(theta: Decimal) -> Decimal:
+            return sum(a * a for a in point(theta)) - Decimal(radius) ** 2
+
+        if excess(Decimal(0)) <= 0:
+            return x
+        low, high = Decimal("1e-300"), Decimal("1e300")
+        for _ in range(250):
+            middle = (low * high).sqrt()
+            low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+        return list(map(float, point(high)))
 
 
 def test_simplex_in_a_metric_that_all_but_fixes_an_element() -> None:

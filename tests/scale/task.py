@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 import proxmo
 from proxmo import shards
 
-STEPS, BATCH = 8, 8
+STEPS, BATCH = 5, 8
 
 
 class Placed(NamedTuple):

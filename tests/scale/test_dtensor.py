@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 import proxmo
-from penalties.cases import CASES, noise
+from penalties.cases import CASES, Case, noise
 from proxmo import Penalty
 from proxmo.penalties.base import Grouped
 from scale import processes
@@ -35,11 +35,14 @@ LAYOUTS: list[Layout] = [
 SHAPES = [(8, 4), (5, 3), (2, 9), (4, 3, 5), (6, 1500)]
 Pairs = list[tuple[tuple[int, ...], Layout]]
 ALL_PAIRS: Pairs = list(itertools.product(SHAPES, LAYOUTS))
-# every layout with three axes and with one more shape
-PAIRS: Pairs = [
-    *(((4, 3, 5), layout) for layout in LAYOUTS),
-    *zip([(2, 9), (6, 1500), (8, 4), (5, 3), (5, 3), (6, 1500), (8, 4), (2, 9)], LAYOUTS, strict=True),
-]
+# every layout once and every shape at least once: each message between four processes takes milliseconds
+SHAPE_OF_LAYOUT = [(4, 3, 5), (6, 1500), (8, 4), (5, 3), (4, 3, 5), (4, 3, 5), (5, 3), (2, 9)]
+PAIRS: Pairs = list(zip(SHAPE_OF_LAYOUT, LAYOUTS, strict=True))
+
+
+def pairs_for(case: Case, pairs: Pairs) -> Pairs:
+    """Return the pairs with another shape where the penalty needs more axes."""
+    return [(shape if len(shape) >= case.axes else (4, 3, 5), layout) for shape, layout in pairs]
 
 
 class Found(NamedTuple):
@@ -60,8 +63,9 @@ def evaluate(penalty: Penalty, x: DTensor, step: float) -> Found:
     with Messages() as messages:
         near = penalty.prox(x, step)
     assert isinstance(near, DTensor)
-    in_place = penalty.prox(x, step, out=x.clone())
-    assert torch.equal(near.to_local(), in_place.to_local())
+    if x.dim() == 3:  # for one shape, since each prox takes many messages
+        in_place = penalty.prox(x, step, out=x.clone())
+        assert torch.equal(near.to_local(), in_place.to_local())
     keeps_layout = near.placements == x.placements and near.to_local().shape == x.to_local().shape
     return Found(near.full_tensor(), penalty.value(near), penalty.zero_groups(near), keeps_layout, messages.sent)
 
@@ -70,10 +74,9 @@ def evaluate_all(pairs: Pairs) -> dict[str, Found]:
     mesh = meshes()
     found = {}
     for case in CASES:
-        for shape, (sizes, placements) in pairs:
-            if len(shape) >= case.axes:
-                x = distribute_tensor(noise(shape), mesh[sizes], placements)
-                found[f"{case} {shape} {sizes} {placements}"] = evaluate(case.make(1.0), x, 0.7)
+        for shape, (sizes, placements) in pairs_for(case, pairs):
+            x = distribute_tensor(noise(shape), mesh[sizes], placements)
+            found[f"{case} {shape} {sizes} {placements}"] = evaluate(case.make(1.0), x, 0.7)
     return found
 
 
@@ -103,11 +106,8 @@ def is_local(penalty: Penalty, axes: int, placements: list[Placement]) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_sharded_equals_whole(evaluated: Evaluated, case: Any) -> None:
-    checked = 0
-    for shape, (sizes, placements) in evaluated.pairs:
-        if len(shape) < case.axes:
-            continue
+def test_sharded_equals_whole(evaluated: Evaluated, case: Case) -> None:
+    for shape, (sizes, placements) in pairs_for(case, evaluated.pairs):
         whole, penalty = noise(shape), case.make(1.0)
         expected = penalty.prox(whole, 0.7)
         for results in evaluated.found:
@@ -117,16 +117,12 @@ def test_sharded_equals_whole(evaluated: Evaluated, case: Any) -> None:
             torch.testing.assert_close(got.value, penalty.value(expected), rtol=1e-12, atol=1e-12)
             assert got.zero_groups == penalty.zero_groups(expected)
             assert got.keeps_layout
-            checked += 1
-    assert checked >= 4 * len(LAYOUTS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_local_groups_send_nothing_and_sharded_groups_send_numbers(evaluated: Evaluated, case: Any) -> None:
     penalty = case.make(1.0)
-    for shape, (sizes, placements) in evaluated.pairs:
-        if len(shape) < case.axes:
-            continue
+    for shape, (sizes, placements) in pairs_for(case, evaluated.pairs):
         sent = evaluated.found[0][f"{case} {shape} {sizes} {placements}"].sent
         replicated = all(isinstance(p, Replicate) for p in placements)
         if replicated or is_local(penalty, len(shape), placements):
@@ -273,8 +269,8 @@ def test_measured_cost_equals_predicted_cost(tmp_path_factory: pytest.TempPathFa
     assert sum(size > 0 for size in sizes) > len(sizes) / 4
 
 
-# the root-finders exchange messages in every pass, so these are few: sharded by rows, by columns and both, unevenly
-FEW_LAYOUTS = [LAYOUTS[0], LAYOUTS[1], LAYOUTS[5]]
+# the root-finders exchange messages in every pass, so these are few: sharded by columns, and by rows and columns
+FEW_LAYOUTS = [LAYOUTS[1], LAYOUTS[5]]
 FEW_SHAPES = [(5, 3, 2)]
 
 

@@ -66,52 +66,37 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
     return signature, generate
 
 
-@intrinsic
-def _take_number(typing_context: Any, address: Any) -> Any:
-    """Return the number at the address and increment it, atomically."""
-    signature = types.int64(types.int64)
-    pointer_type = types.CPointer(types.int64)  # type: ignore[no-untyped-call]
+def _instructions(result_types: dict[Any, Any], emit: Callable[[Any, Any, Any], Any]) -> Any:
+    """Return a numba function of one number that is made of LLVM instructions, given its type for each argument's."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], context.get_value_type(pointer_type))
-        return builder.atomic_rmw("add", pointer, context.get_constant(types.int64, 1), "monotonic")
+    @intrinsic
+    def function(typing_context: Any, number: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return emit(builder, arguments[0], context.get_value_type(signature.return_type))
 
-    return signature, generate
+        return result_types[number](number), generate
 
-
-@intrinsic
-def ordered(typing_context: Any, x: Any) -> Any:
-    """Map a float to an integer of the same order, with NaN above infinity.
-
-    LLVM vectorises the maximum of integers, but not that of floats.
-    """
-    signature = _INTEGERS[x](x)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _flip_if_negative(builder, builder.bitcast(arguments[0], context.get_value_type(signature.return_type)))
-
-    return signature, generate
-
-
-@intrinsic
-def from_ordered(typing_context: Any, number: Any) -> Any:
-    """Undo `ordered`."""
-    signature = {integer: x for x, integer in _INTEGERS.items()}[number](number)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = _flip_if_negative(builder, arguments[0])
-        return builder.bitcast(bits, context.get_value_type(signature.return_type))
-
-    return signature, generate
-
-
-_INTEGERS: dict[Any, Any] = {types.float32: types.int32, types.float64: types.int64}
+    return function
 
 
 def _flip_if_negative(builder: Any, bits: Any) -> Any:
     """Flip all bits but the sign of negative numbers, so that they are in order, too."""
     sign = builder.ashr(bits, bits.type(bits.type.width - 1))
     return builder.xor(bits, builder.lshr(sign, bits.type(1)))
+
+
+def _increment(builder: Any, address: Any, to: Any) -> Any:
+    """Return the number at the address and increment it, atomically."""
+    return builder.atomic_rmw("add", builder.inttoptr(address, to.as_pointer()), to(1), "monotonic")
+
+
+_take_number = _instructions({types.int64: types.int64}, _increment)
+# Map a float to an integer of the same order, with NaN above infinity, and back: LLVM vectorises the maximum of
+# integers, but not that of floats.
+_INTEGERS = {types.float32: types.int32, types.float64: types.int64}
+_FLOATS = {integer: x for x, integer in _INTEGERS.items()}
+ordered = _instructions(_INTEGERS, lambda builder, x, to: _flip_if_negative(builder, builder.bitcast(x, to)))
+from_ordered = _instructions(_FLOATS, lambda builder, bits, to: builder.bitcast(_flip_if_negative(builder, bits), to))
 
 
 @njit(inline="always")

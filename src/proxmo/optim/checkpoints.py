@@ -42,10 +42,8 @@ def from_plain(penalty: Penalty | None, saved: Any) -> Penalty | None:
         return None
     inner = {name: value for name, value in vars(penalty).items() if isinstance(value, Penalty)}
     fields = {k: from_plain(inner[k], v) if k in inner else v for k, v in saved[name].items()}
-    own = {field.name: getattr(penalty, field.name) for field in dataclasses.fields(penalty) if field.init}
-    fields = {**own, **fields}  # an older version may lack some
     try:
-        return type(penalty)(**fields)
+        return type(penalty)(**fields)  # a field that an older version did not have takes its default
     except TypeError as error:
         raise ValueError(f"cannot load penalty {name} from the fields {fields}: {error}") from error
 

@@ -7,10 +7,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from proxmo.optim.closure import all_params, require_gradients
-from proxmo.optim.evaluation import Closure, copies_of_gradients, evaluate
+from proxmo.optim.evaluation import Closure
 from proxmo.optim.options import Group, Options
-from proxmo.optim.recursive import RecursiveOptimizer, check_weight, gradient_or_zero
+from proxmo.optim.recursive import RecursiveOptimizer
 from proxmo.penalties.base import Penalty
 
 
@@ -34,8 +33,7 @@ class ProxHybridSGD(RecursiveOptimizer):
         momentum: β in [0, 1], the weight of the recursive estimate.
         averaging: γ in [0, 1], how far to go towards the point that the prox gives.
         penalty: ψ, or ``None`` for ψ = 0.
-        options: ``maximize``, ``foreach`` and ``nonfinite``, as for every `ProxOptimizer`; the last also looks at the
-            gradient at the point before.
+        options: as for every `ProxOptimizer`; ``nonfinite`` also looks at the gradient at the point before.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)
@@ -54,6 +52,8 @@ class ProxHybridSGD(RecursiveOptimizer):
     (0.0, True)
     """
 
+    weights = ("momentum", "averaging")
+
     def __init__(
         self,
         params: ParamsT,
@@ -70,30 +70,16 @@ class ProxHybridSGD(RecursiveOptimizer):
     def step(self, closure: Closure | None = None, other: Closure | None = None) -> float | None:  # type: ignore[override]
         """Evaluate one closure here and at the point before, the other here, and take a step.
 
-        As for `ProxSTORM`, a closure that raises leaves parameters and state as they were, the evaluation at the point
-        before leaves no trace, and ``.grad`` keeps the gradient of ``closure`` here.
-
         Args:
-            closure: evaluates the loss on the sample ξ at the parameters as they are, calls ``backward`` and returns
-                the loss. It is called twice and must use the same data both times.
+            closure: evaluates the loss on the sample ξ, as for `ProxSTORM`; ``.grad`` keeps its gradient here.
             other: the same for an independent sample ζ. Not called in the first step.
         """
-        if closure is None:
-            self._step_without_closure()
-            return None
-        if other is None:
+        if closure is not None and other is None:
             raise TypeError(
                 "ProxHybridSGD.step needs a second closure, other, that evaluates the loss on an independent sample, "
                 "got None; with one sample ProxSTORM does the same"
             )
-        self._check_groups()
-        params = all_params(self)
-        plain: dict[Tensor, Tensor] = {}
-        if any(map(self._started, params)):
-            evaluate("other", other, params)
-            require_gradients(params, "other")
-            plain = {p: gradient_or_zero(p, g) for p, g in zip(params, copies_of_gradients(params), strict=True)}
-        return self._step_on(closure, plain)
+        return self._step_on(closure, other)
 
     def _update(self, group: Group, p: Tensor, old: Tensor, plain: Tensor | None) -> None:
         super()._update(group, p, old, plain)
@@ -107,8 +93,3 @@ class ProxHybridSGD(RecursiveOptimizer):
                 for p in group["params"]:
                     if p.grad is not None:
                         p.lerp_(self.state[p]["previous"], 1 - group["averaging"])
-
-    def _check_options(self, group: Group) -> None:
-        super()._check_options(group)
-        check_weight("momentum", group)
-        check_weight("averaging", group)

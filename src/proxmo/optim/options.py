@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from itertools import repeat
 from math import prod
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
@@ -132,7 +131,7 @@ def check_fit(group: Group, penalty: Penalty | None) -> None:
 def _count_blocks(group: Group, penalty: Penalty) -> list[int]:
     """Return the number of blocks of each tensor, or of units of each family."""
     if group["units"] is not None:
-        return list(map(units_in, group["units"], repeat(group["params"])))
+        return [units_in(family, group["params"]) for family in group["units"]]
     return [prod(penalty.block_shape(p)) for p in group["params"]]
 
 

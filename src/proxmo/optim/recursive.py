@@ -8,6 +8,7 @@ differ in how they keep these errors from adding up.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from proxmo import checks, shards
 from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.closure import all_params, asks_for_state, gradient_of, require_gradients
-from proxmo.optim.evaluation import Closure, Sample
+from proxmo.optim.evaluation import Closure, Sample, copies_of_gradients, evaluate
 from proxmo.optim.options import Group
 
 
@@ -27,6 +28,8 @@ class RecursiveOptimizer(ProxOptimizer):
     """
 
     state_keys = frozenset({"step", "estimate", "previous"})
+    weights: ClassVar[tuple[str, ...]] = ()
+    """The options that are numbers in [0, 1]."""
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
@@ -39,24 +42,27 @@ class RecursiveOptimizer(ProxOptimizer):
             closure: evaluates the loss on one sample at the parameters as they are, calls ``backward`` and returns the
                 loss. It is called twice and must use the same data both times.
         """
+        return self._step_on(closure)
+
+    def _step_on(self, closure: Closure | None, other: Closure | None = None) -> float | None:
+        """Take a step on the sample of ``closure``; `_update` also gets the gradients of ``other`` at x_k."""
+        params = all_params(self)
+        if closure is None and not asks_for_state(self):
+            raise TypeError(f"{type(self).__name__}.step needs a closure that evaluates the loss on a sample, got None")
         if closure is None:
-            self._step_without_closure()
+            for p in params:
+                if p.grad is not None:
+                    self._buffers(p)
             return None
         self._check_groups()
-        return self._step_on(closure, plain={})
-
-    def _step_without_closure(self) -> None:
-        if not asks_for_state(self):
-            raise TypeError(f"{type(self).__name__}.step needs a closure that evaluates the loss on a sample, got None")
-        for p in all_params(self):
-            if p.grad is not None:
-                self._buffers(p)
-
-    def _step_on(self, closure: Closure, plain: Mapping[Tensor, Tensor]) -> float:
-        """Take a step on the sample of the closure; ``plain`` are gradients at x_k of another sample, for `_update`."""
-        sample = Sample("closure", closure, all_params(self))
+        plain = {}
+        if other is not None and any(map(self._started, params)):
+            evaluate("other", other, params)
+            require_gradients(params, "other")
+            plain = {p: _gradient_or_zero(p, g) for p, g in zip(params, copies_of_gradients(params), strict=True)}
+        sample = Sample("closure", closure, params)
         self._check_step()
-        require_gradients(all_params(self))
+        require_gradients(params)
         old = self._look_back(sample)
         if self._admits_gradients(old, plain):
             self._advance(old, plain)
@@ -69,7 +75,7 @@ class RecursiveOptimizer(ProxOptimizer):
         if not started:
             return {}
         gradients = sample.gradients_at([self.state[p]["previous"] if p in started else p for p in params])
-        return {p: gradient_or_zero(p, g) for p, g in zip(params, gradients, strict=True) if p in started}
+        return {p: _gradient_or_zero(p, g) for p, g in zip(params, gradients, strict=True) if p in started}
 
     def _advance(self, old: Mapping[Tensor, Tensor], plain: Mapping[Tensor, Tensor]) -> None:
         """Update the estimates to x_k, or start them with the gradient, and move to x_{k+1}."""
@@ -106,14 +112,14 @@ class RecursiveOptimizer(ProxOptimizer):
             state.update(step=torch.zeros(()), estimate=torch.zeros_like(p), previous=p.detach().clone())
         return state
 
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        takes = "a number in [0, 1]"
+        for name in self.weights:
+            if not 0 <= checks.number(name, group[name], takes=takes) <= 1:
+                raise ValueError(f"{name} must be {takes}, got {group[name]!r}")
 
-def gradient_or_zero(p: Tensor, gradient: Tensor | None) -> Tensor:
+
+def _gradient_or_zero(p: Tensor, gradient: Tensor | None) -> Tensor:
     """Return the gradient with the placements of the parameter, zeros if there is none."""
     return torch.zeros_like(p) if gradient is None else shards.placed_like(gradient, p)
-
-
-def check_weight(name: str, group: Group) -> None:
-    """Raise if an option is not a number in [0, 1]."""
-    takes = "a number in [0, 1]"
-    if not 0 <= checks.number(name, group[name], takes=takes) <= 1:
-        raise ValueError(f"{name} must be {takes}, got {group[name]!r}")

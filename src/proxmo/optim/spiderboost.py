@@ -33,8 +33,7 @@ class ProxSpiderBoost(RecursiveOptimizer):
         lr: the step size, a number or a tensor of one element.
         period: how many steps from one large batch to the next, ≥ 1; the same in all groups.
         penalty: ψ, or ``None`` for ψ = 0.
-        options: ``maximize``, ``foreach`` and ``nonfinite``, as for every `ProxOptimizer`; the last also looks at the
-            gradient at the point before.
+        options: as for every `ProxOptimizer`; ``nonfinite`` also looks at the gradient at the point before.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)
@@ -72,20 +71,13 @@ class ProxSpiderBoost(RecursiveOptimizer):
     def step(self, closure: Closure | None = None, large: Closure | None = None) -> float | None:  # type: ignore[override]
         """Evaluate the large batch if it is due, otherwise the closure here and at the point before; take a step.
 
-        As for `ProxSTORM`, a closure that raises leaves parameters and state as they were, and the evaluation at the
-        point before leaves no trace.
-
         Args:
-            closure: evaluates the loss on a small batch at the parameters as they are, calls ``backward`` and returns
-                the loss. It is called twice and must use the same data both times.
+            closure: evaluates the loss on a small batch, as for `ProxSTORM`.
             large: the same for the large batch or all data; called alone, once, at the first step of each period. If
                 not given, ``closure`` must be the large one whenever `large_batch_is_due`.
         """
-        if closure is None:
-            self._step_without_closure()
-            return None
-        self._check_groups()
-        return self._step_on(large if large is not None and self.large_batch_is_due else closure, plain={})
+        begins = closure is not None and large is not None and self.large_batch_is_due
+        return self._step_on(large if begins else closure)
 
     def _look_back(self, sample: Sample) -> dict[Tensor, Tensor]:
         return {} if self.large_batch_is_due else super()._look_back(sample)

@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 
 from proxmo.optim.closure import gradient_of
 from proxmo.optim.options import Group, Options
-from proxmo.optim.recursive import RecursiveOptimizer, check_weight
+from proxmo.optim.recursive import RecursiveOptimizer
 from proxmo.penalties.base import Penalty
 
 
@@ -28,8 +28,7 @@ class ProxSTORM(RecursiveOptimizer):
         lr: the step size, a number or a tensor of one element.
         momentum: μ in [0, 1], the weight of the past.
         penalty: ψ, or ``None`` for ψ = 0.
-        options: ``maximize``, ``foreach`` and ``nonfinite``, as for every `ProxOptimizer`; the last also looks at the
-            gradient at the point before.
+        options: as for every `ProxOptimizer`; ``nonfinite`` also looks at the gradient at the point before.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)
@@ -46,6 +45,8 @@ class ProxSTORM(RecursiveOptimizer):
     (0.0, True)
     """
 
+    weights = ("momentum",)
+
     def __init__(
         self,
         params: ParamsT,
@@ -58,7 +59,3 @@ class ProxSTORM(RecursiveOptimizer):
 
     def _update(self, group: Group, p: Tensor, old: Tensor, plain: Tensor | None) -> None:
         self.state[p]["estimate"].sub_(old).mul_(group["momentum"]).add_(gradient_of(p))
-
-    def _check_options(self, group: Group) -> None:
-        super()._check_options(group)
-        check_weight("momentum", group)

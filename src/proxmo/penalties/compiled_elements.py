@@ -39,26 +39,13 @@ def hard(x: Any, c: Any) -> Any:
 
 
 @inlined
-def _bend(x: Any, corner: Any, slope: Any, lowest: Any) -> Any:
-    magnitude = abs(x)
-    moved = magnitude - (corner - magnitude) * slope
-    return math.copysign(min(max(moved, lowest), magnitude), x)
-
-
-@inlined
-def mcp(x: Any, c: Any) -> Any:
-    magnitude = abs(x)
-    if magnitude <= c[0]:
-        return x - x
-    return _bend(x, c[2], c[3], x - x) if magnitude <= c[1] else x
-
-
-@inlined
-def scad(x: Any, c: Any) -> Any:
+def in_pieces(x: Any, c: Any) -> Any:
+    """Apply the prox of MCP and SCAD."""
     magnitude = abs(x)
     if magnitude <= c[1]:
         return soft(x, c)
-    return _bend(x, c[3], c[4], c[5]) if magnitude <= c[2] else x
+    moved = magnitude - (c[3] - magnitude) * c[4]
+    return math.copysign(min(max(moved, c[5]), magnitude), x) if magnitude <= c[2] else x
 
 
 @inlined

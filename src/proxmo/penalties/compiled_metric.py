@@ -49,7 +49,7 @@ def hard(x: Any, step: Any, c: Any) -> Any:
 def mcp(x: Any, step: Any, c: Any) -> Any:
     s, a = c[0], c[1]
     if step < a:
-        return elements.mcp(x, (step * s, a * s, a * s, step / (a - step)))
+        return elements.in_pieces(x, (step * s, step * s, a * s, a * s, step / (a - step), s - s))
     return elements.hard(x, (s * math.sqrt(a * step),))
 
 
@@ -57,7 +57,7 @@ def mcp(x: Any, step: Any, c: Any) -> Any:
 def scad(x: Any, step: Any, c: Any) -> Any:
     s, a = c[0], c[1]
     if step < a - 1:
-        return elements.scad(x, (step * s, s * (1 + step), a * s, a * s, step / (a - 1 - step), s))
+        return elements.in_pieces(x, (step * s, s * (1 + step), a * s, a * s, step / (a - 1 - step), s))
     jump = s * (a + 1 + step) / 2 if step <= a + 1 else s * math.sqrt((a + 1) * step)
     return elements.soft(x, (step * s,)) if abs(x) <= jump else x
 

@@ -28,26 +28,12 @@ def _identity(x: Any) -> Any:
     return x
 
 
-@inlined
-def _fill(row: Any, value: Any) -> None:
-    for i in range(len(row)):
-        row[i] = value
-
-
-@reordered
-def _has_nan(row: Any) -> bool:
-    count = 0
-    for i in range(len(row)):
-        count += row[i] != row[i]
-    return count > 0
-
-
 def _summing(read: Any) -> Any:
     @reordered
     def sum_and_largest(row: Any, peaks: Any) -> Any:
         """Σ read(x) and the largest read(x), of each block too; NaN is not counted there, and makes the sum NaN."""
         total: Any = 0.0
-        top: Any = ordered(read(row[0]))  # type: ignore[call-arg]  # numba supplies the context
+        top: Any = ordered(read(row[0]))
         for block in range(len(peaks)):
             start = block * BLOCK
             part, largest = row.dtype.type(0), ordered(read(row[start]))
@@ -173,9 +159,9 @@ def _sum_of_squares(row: Any, unit: Any) -> float:
 def cap(target: Any, source: Any, c: Any, peaks: Any) -> None:
     total, top = _sum_of_magnitudes(source, peaks)
     if total <= c[0]:
-        _fill(target, 0)
+        target[:] = 0
     elif math.isnan(total) or top == np.inf:
-        _fill(target, np.nan)
+        target[:] = np.nan
     else:
         theta, _ = _level_of_magnitudes(source, peaks, total, top, c[0], False)
         zero = source.dtype.type(0)
@@ -186,10 +172,10 @@ def cap(target: Any, source: Any, c: Any, peaks: Any) -> None:
 @inlined
 def simplex(target: Any, source: Any, c: Any, peaks: Any) -> None:
     total, top = _sum_of_values(source, peaks)
-    if math.isnan(total) and not _has_nan(source):  # sums overflowed to both sides
+    if math.isnan(total) and not np.isnan(source).any():  # sums overflowed to both sides
         total = np.inf
     if math.isnan(total) or top == np.inf:  # −inf is far below every level
-        _fill(target, np.nan)
+        target[:] = np.nan
     else:
         level, share = _level_of_values(source, peaks, total, top, c[0], True)
         write(target, source, _lower_value, (top, level, share))
@@ -201,7 +187,7 @@ def l1_ball(target: Any, source: Any, c: Any, peaks: Any) -> None:
     if total <= c[0]:
         write(target, source, keep, c)
     elif math.isnan(total) or top == np.inf:
-        _fill(target, np.nan)
+        target[:] = np.nan
     else:
         level, share = _level_of_magnitudes(source, peaks, total, top, c[0], True)
         write(target, source, _lower_magnitude, (top, level, share))
@@ -216,7 +202,7 @@ def _times(x: Any, c: Any) -> Any:
 def shrink(target: Any, source: Any, c: Any, peaks: Any) -> None:
     norm = _norm(source, peaks)
     if norm <= c[0]:
-        _fill(target, 0)
+        target[:] = 0
     else:
         write(target, source, _times, (source.dtype.type((norm - c[0]) / norm),))
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -29,13 +27,10 @@ from proxmo.penalties.base import (
     NonNegativeFloat,
     SumOverGroups,
 )
-from proxmo.penalties.groups import group_norms
+from proxmo.penalties.elementwise import compiled as compiled_elements
+from proxmo.penalties.groups import compiled as compiled_rows
+from proxmo.penalties.groups import group_norms, in_metric
 from proxmo.penalties.thresholds import LEAST, fit, project_simplex, secular_root, widest
-
-# Imported with numba, when a kernel is asked for.
-compiled_elements = partial(import_module, "proxmo.penalties.compiled_elements")
-in_metric = partial(import_module, "proxmo.penalties.compiled_metric")
-compiled_rows = partial(import_module, "proxmo.penalties.compiled_rows")
 
 
 def _clamp(x: Tensor, low: float, high: float, out: Tensor | None) -> Tensor:
@@ -191,8 +186,7 @@ class L2Ball(GroupConstraint):
         if step is None:
             nearest = values / norms * self.radius  # radius/norms may underflow where the product does not
         else:
-            a = 1 / step
-            theta = secular_root(values.abs() / self.radius * a, a, groups) if self.radius else math.inf
+            theta = secular_root(values.abs() / self.radius, 1.0, step, groups) if self.radius else math.inf
             nearest = values * (1 / (1 + theta * step))
         return torch.where(norms <= self.radius, values, nearest)
 

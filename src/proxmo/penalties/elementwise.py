@@ -28,10 +28,11 @@ in_metric = partial(import_module, "proxmo.penalties.compiled_metric")
 
 def soft_threshold(x: Tensor, threshold: float | Tensor, out: Tensor | None = None) -> Tensor:
     """Return sign(x)·max(|x| − threshold, 0)."""
+    threshold = fit(threshold, x.dtype)
     if isinstance(threshold, Tensor):
         return torch.sub(x, torch.clamp(x, -threshold, threshold), out=out)
     # one pass and no temporary: several times faster than the line above on large tensors
-    return torch._C._nn.softshrink(x, fit(threshold, x.dtype), out=out)  # type: ignore[call-arg]
+    return torch._C._nn.softshrink(x, threshold, out=out)  # type: ignore[call-arg]
 
 
 def choose(condition: bool | Tensor, yes: float | Tensor, no: float | Tensor) -> float | Tensor:
@@ -43,15 +44,18 @@ def choose(condition: bool | Tensor, yes: float | Tensor, no: float | Tensor) ->
     return yes if condition else no
 
 
-def bend(x: Tensor, corner: float, slope: float | Tensor, lowest: float) -> Tensor:
-    """Return sign(x)·(|x| − slope·(corner − |x|)), with magnitudes clamped between ``lowest`` and |x|.
+def shrink_in_pieces(x: Tensor, constants: tuple[Any, ...], out: Tensor | None) -> Tensor:
+    """Return the prox of MCP and SCAD: the soft threshold t up to ``soft_until``, x itself beyond ``flat_from``.
 
-    The middle piece of MCP and SCAD: the shrinkage falls to zero at ``corner``. The clamp keeps it right where the
-    slope is so steep that it would blow up rounding errors.
+    Between them it is sign(x)·(|x| − slope·(corner − |x|)), clamped to magnitudes from ``lowest`` to |x|: the slope may
+    be so steep that it blows up rounding errors.
     """
+    t, soft_until, flat_from, corner, slope, lowest = constants
     magnitude = x.abs()
     moved = magnitude - (fit(corner, x.dtype) - magnitude) * slope
-    return torch.minimum(moved.clamp_(min=fit(lowest, x.dtype)), magnitude).copysign_(x)
+    bent = torch.minimum(moved.clamp_(min=fit(lowest, x.dtype)), magnitude).copysign_(x)
+    large = torch.where(magnitude <= flat_from, bent, x)
+    return torch.where(magnitude <= soft_until, soft_threshold(x, t), large, out=out)
 
 
 @dataclass
@@ -238,20 +242,17 @@ class MCP(Shrinkage):
         return magnitude * (self.strength - magnitude / (2 * self.concavity))
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
-        threshold, flat_from, corner, slope = self._constants(step)
-        magnitude = x.abs()
-        large = torch.where(magnitude <= flat_from, bend(x, corner, slope, lowest=0.0), x)
-        return torch.where(magnitude <= fit(threshold, x.dtype), x.new_zeros(()), large, out=out)  # inf stays above it
+        return shrink_in_pieces(x, self._constants(step), out)
 
     def _constants(self, step: Any) -> tuple[Any, ...]:
         s, c = self.strength, self.concavity
         gentle = step < c
         threshold = choose(gentle, step * s, s * (c * step) ** 0.5)
         slope = choose(gentle, step / choose(gentle, c - step, 1.0), 0.0)
-        return threshold, choose(gentle, c * s, threshold), c * s, slope
+        return threshold, threshold, choose(gentle, c * s, threshold), c * s, slope, 0.0
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled().mcp, self._constants(step))
+        return Kernel(compiled().in_pieces, self._constants(step))
 
     def metric_kernel(self) -> Kernel:
         return Kernel(in_metric().mcp, (self.strength, self.concavity))
@@ -288,10 +289,7 @@ class SCAD(Shrinkage):
         return s * rising + bending * (s - bending / (2 * (a - 1)))
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
-        t, soft_until, flat_from, corner, slope, s = self._constants(step)
-        magnitude = x.abs()
-        large = torch.where(magnitude <= flat_from, bend(x, corner, slope, lowest=s), x)
-        return torch.where(magnitude <= soft_until, soft_threshold(x, t), large, out=out)
+        return shrink_in_pieces(x, self._constants(step), out)
 
     def _constants(self, step: Any) -> tuple[Any, ...]:
         s, a = self.strength, self.concavity
@@ -301,7 +299,7 @@ class SCAD(Shrinkage):
         return step * s, choose(gentle, s * (1 + step), jump), choose(gentle, a * s, jump), a * s, slope, s
 
     def kernel(self, step: float) -> Kernel:
-        return Kernel(compiled().scad, self._constants(step))
+        return Kernel(compiled().in_pieces, self._constants(step))
 
     def metric_kernel(self) -> Kernel:
         return Kernel(in_metric().scad, (self.strength, self.concavity))

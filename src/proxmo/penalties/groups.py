@@ -76,7 +76,7 @@ def _shrink_in_metric(groups: Groups, values: Tensor, t: Tensor) -> Tensor:
         magnitudes = widest(magnitudes)
         scale = group_scales(groups, magnitudes)
         magnitudes, t = magnitudes / scale, (widest(t) / scale).clamp_(min=LEAST[magnitudes.dtype])
-    rho = secular_root(magnitudes, t, groups)
+    rho = secular_root(magnitudes, t, 1.0, groups)
     return values * (rho / (rho + t))
 
 

@@ -17,7 +17,7 @@ floating point, so digits survive even where the radius is tiny beside the entri
 A step that differs between elements makes it Σ max(y − θ·step, 0) = radius. This θ is not measured from a top:
 quotients y/step over many decades have no digits in common.
 
-ℓ2,1 and the ℓ2 ball have closed forms for one step per group. Otherwise they need the root of ‖z/(a + θ)‖₂ = 1.
+ℓ2,1 and the ℓ2 ball have closed forms for one step per group. Otherwise they need the root of ‖y/(a + θ·step)‖₂ = 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from proxmo.checks import FLOATING
 from proxmo.eager import is_eager_cpu, is_transformed
-from proxmo.penalties.axes import Groups, as_rows
+from proxmo.penalties.axes import Groups, Step, as_rows
 
 Number = TypeVar("Number", bound=float | Tensor)
 _LARGEST = {dtype: torch.finfo(dtype).max for dtype in FLOATING}
@@ -40,15 +40,17 @@ _SHORT_ROW = 32
 _FEW_ELEMENTS = 1 << 16
 _FEW_ROUNDINGS = 16  # up to this group length the rounding errors of a sum are negligible
 LEAST = {torch.float64: 1e-200, torch.float32: 1e-30}  # stands for zero beside 1; its reciprocal can be summed
-_NEWTON_STEPS = 60  # it takes 4 to 8; steps over 60 decades take 30
+_NEWTON_STEPS = 100  # it takes 4 to 8; steps over 60 decades take 35, over 200 decades 76
+_RECORDED_STEPS = 60  # of a loop that is unrolled
 _MODERATE = 1e12
 
 
 def fit(value: Number, dtype: torch.dtype) -> Number:
-    """Clamp a number to the finite range of ``dtype``: torch refuses number arguments beyond it, but not tensors."""
-    if isinstance(value, Tensor) or -_LARGEST[dtype] <= value <= _LARGEST[dtype]:
-        return value
-    return math.copysign(_LARGEST[dtype], value)  # type: ignore[return-value]
+    """Clamp to the finite range of ``dtype``: torch refuses numbers beyond it, and infinite entries stay above it."""
+    largest = _LARGEST[dtype]
+    if isinstance(value, Tensor):
+        return value.clamp(-largest, largest)  # type: ignore[return-value]
+    return value if -largest <= value <= largest else math.copysign(largest, value)  # type: ignore[return-value]
 
 
 def widest(x: Tensor) -> Tensor:
@@ -208,25 +210,25 @@ def _depth_by_newton(below: Tensor, radius: float | Tensor, groups: Groups) -> T
         active = torch.minimum(active, fewer)  # rounding must not bring elements back, or groups might take turns
 
 
-def secular_root(z: Tensor, a: Tensor, groups: Groups) -> Tensor:
-    """Return θ ≥ 0 with ‖z/(a + θ)‖₂ = 1 for each group, for z ≥ 0 and a > 0; 0 where the norm is at most 1 at 0.
+def secular_root(y: Tensor, a: Step, step: Step, groups: Groups) -> Tensor:
+    """Return θ ≥ 0 with ‖y/(a + θ·step)‖₂ = 1 for each group, for y ≥ 0, a and step > 0; 0 if the norm is ≤ 1 at 0.
 
-    Newton's method on 1/‖z/(a + θ)‖ − 1, which is concave and increasing, rises monotonically from below.
+    Newton's method on 1/‖y/(a + θ·step)‖ − 1, which is concave and increasing, rises monotonically from below.
     """
-    # 1/(a + θ)² is convex in a, so ‖z‖ minus the mean of a, weighted by z², is a lower bound.
-    weights = z.square()
-    squares, products = groups.sum_over_ranks(_sum(weights, groups), _sum(weights.mul_(a), groups))
-    theta = (squares.sqrt() - products / squares.clamp(min=LEAST[z.dtype])).clamp_(min=0)
-    for _ in range(_NEWTON_STEPS):
-        total = a + theta
-        ratio = (z / total).square_()
-        local = _sum(ratio, groups), _sum(ratio.div_(total), groups)
-        squares, cubes = groups.sum_over_ranks(*local)
-        rise = ((squares.sqrt() - 1) * squares / cubes).nan_to_num_(nan=0.0, posinf=0.0)
-        before, theta = (
-            theta,
-            (theta + rise).clamp_(min=0),
-        )  # from above a step leads below
-        if not _is_recorded(z) and not bool(((theta - before).abs() > 4 * _EPS[z.dtype] * theta).any()):
+    # 1/t² is convex in t, so the mean of a + θ·step, weighted by y², is at least ‖y‖ at the root.
+    weights = y.square()
+    sums = [_sum(weights * factor, groups) for factor in (1.0, a, step)]
+    squares, of_a, of_step = groups.sum_over_ranks(*sums)
+    theta = torch.where(squares > 0, (squares.sqrt() - of_a / squares) * (squares / of_step), squares)  # NaN stays
+    if y.dtype == torch.float64:  # over many decades each element alone gives a better bound
+        theta = torch.maximum(theta, groups.amax((y - a) / step))
+    theta, recorded = theta.clamp_(min=0), _is_recorded(y)
+    for _ in range(_RECORDED_STEPS if recorded else _NEWTON_STEPS):
+        total = a + theta * step
+        ratios = (y / total).square_()
+        squares, slopes = groups.sum_over_ranks(_sum(ratios, groups), _sum(ratios.mul_(step).div_(total), groups))
+        rise = ((squares.sqrt() - 1) * squares / slopes).nan_to_num_(nan=0.0, posinf=0.0)
+        before, theta = theta, (theta + rise).clamp_(min=0)  # from above, where rounding may start, it leads below
+        if not recorded and not bool(((theta - before).abs() > 4 * _EPS[y.dtype] * theta).any()):
             break
     return theta
