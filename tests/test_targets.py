@@ -138,6 +138,19 @@ def test_group_added_later_whose_strength_cannot_be_set_is_refused_before_anythi
     assert (run.scheduler.state_dict(), run.live.keep, run.live.penalty.strength) == before
 
 
+def test_strength_is_set_for_the_step_size_that_auto_prox_sgd_found() -> None:
+    torch.manual_seed(0)
+    x = nn.Parameter(torch.randn(400))
+    optimizer = proxmo.AutoProxSGD([x], Trimmed(proxmo.L1(0.0), 1.0))
+    scheduler = KeepScheduler(optimizer, keep=0.1, horizon=200)
+    for _ in range(99):  # the ramp ends at 100
+        x.grad = torch.randn(400)
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["tuned_lr"] < 0.1
+    assert 40 <= int(x.count_nonzero()) < 60
+
+
 def test_own_strength_is_kept_and_too_small_a_one_is_reported() -> None:
     run = Run(proxmo.GroupL2(1e-6), tune_strength=False)
     with pytest.warns(UserWarning, match=r"of Trimmed.* not zero, 5 were to be kept: its strength is too small"):

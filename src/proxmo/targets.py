@@ -145,7 +145,7 @@ class KeepScheduler:
             return strength
         steps = min(max(1, round(WINDOW * ramp)), remaining)
         for group in self._groups(penalty):
-            lr = float(group["lr"])
+            lr = _step_size(group)
             if lr > 0:
                 strength = max(strength, penalty.largest_threshold(_tensors(group), lr) / (lr * steps))
         return strength
@@ -168,6 +168,11 @@ def _check_strengths(penalties: list[Trimmed]) -> None:
             )
     if len({id(penalty.penalty) for penalty in penalties}) < len(penalties):
         raise ValueError("each trimmed penalty must trim a penalty object of its own, got one that is shared")
+
+
+def _step_size(group: Group) -> float:
+    """Return the step size of a group's last step: lr, or for `AutoProxSGD` lr times what it found."""
+    return float(group["lr"]) * float(group.get("tuned_lr", 1.0))
 
 
 @torch.no_grad()
