@@ -91,19 +91,15 @@ def _first(split: Split, count: int) -> Split:
     return Split(split.images[:count], split.labels[:count])
 
 
-def _fashion(folders: Folders) -> Images:
-    return replace(load("fashion-mnist", folders.fashion_mnist), padding=0, flip=False)
-
-
-def _half_of_fashion(folders: Folders) -> Images:
-    images = _fashion(folders)
-    return replace(images, train=_first(images.train, 30_000))
+def _fashion(folders: Folders, count: int) -> Images:
+    images = load("fashion-mnist", folders.fashion_mnist)
+    return replace(images, train=_first(images.train, count), padding=0, flip=False)
 
 
 def _small_cifar10(folders: Folders) -> Images:
-    """Return 15,000 training images and all test images, at half their resolution."""
+    """Return 10,000 training and 5,000 test images, at half their resolution."""
     images = load("cifar10", folders.cifar10)
-    train, test = _halved(_first(images.train, 15_000)), _halved(images.test)
+    train, test = _halved(_first(images.train, 10_000)), _halved(_first(images.test, 5_000))
     return replace(images, train=train, test=test, padding=2)
 
 
@@ -171,9 +167,9 @@ def _bytes_task() -> Task:
 TASKS: dict[str, Callable[[Folders], Task]] = {
     "digits": lambda _: _image_task("digits", load("digits"), lambda: _mlp(64, 256, 256, 10), 1.0, 40, 64),
     "fashion-mlp": lambda folders: _image_task(
-        "fashion-mlp", _fashion(folders), lambda: _mlp(784, 300, 100, 10), 1.0, 3, 256
+        "fashion-mlp", _fashion(folders, 60_000), lambda: _mlp(784, 300, 100, 10), 1.0, 1, 128
     ),
-    "fashion-cnn": lambda folders: _image_task("fashion-cnn", _half_of_fashion(folders), _cnn, 0.3, 1, 64),
+    "fashion-cnn": lambda folders: _image_task("fashion-cnn", _fashion(folders, 15_000), _cnn, 0.3, 1, 32),
     "cifar10-resnet": lambda folders: _image_task(
         "cifar10-resnet", _small_cifar10(folders), lambda: ResNet18(8, 3, 10), 0.3, 1, 32
     ),
