@@ -27,6 +27,7 @@ COLOURS = {
     "pat": "#E69F00",
     "scratch": "#999999",
 }
+MARKERS = {"trimmed": "o", "gradual": "s", "one-shot": "v", "searched": "D", "pat": "^", "scratch": "X"}
 HALF_A_POINT = 0.005
 COLUMNS = ("task", "blocks", "removed", *LABELS.values())
 
@@ -82,15 +83,19 @@ class Cell:
         if first.method != "dense" and abs(self.removed - first.target) > HALF_A_POINT:
             notes.append(f"{self.removed:.1%} removed")
         if first.method == "searched":
-            notes.append(f"{sum(record.runs for record in self.records)} runs")
+            notes.append(f"{sum(record.runs for record in self.records)} trials")
         return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def cells(records: list[Record]) -> list[Cell]:
     """Put the seeds of each setting together, in the order of tasks, kinds, targets and methods."""
     found: dict[tuple[str, str, float, str], list[Record]] = {}
-    methods = list(LABELS)
-    for record in sorted(records, key=lambda r: (r.task, r.kind, r.target, methods.index(r.method), r.seed)):
+    tasks, methods = list(dict.fromkeys(record.task for record in records)), list(LABELS)
+
+    def place(record: Record) -> tuple[int, str, float, int, int]:
+        return tasks.index(record.task), record.kind, record.target, methods.index(record.method), record.seed
+
+    for record in sorted(records, key=place):
         found.setdefault((record.task, record.kind, record.target, record.method), []).append(record)
     return [Cell(group) for group in found.values()]
 
@@ -130,7 +135,7 @@ def draw(records: list[Record]) -> Figure:
 def _panel(axes: Any, mine: list[Cell]) -> None:
     percent = 100 if mine[0].first.metric == "accuracy" else 1
     targets = sorted({cell.first.target for cell in mine if cell.first.method != "dense"})
-    for method, colour in COLOURS.items():
+    for position, (method, colour) in enumerate(COLOURS.items()):
         chosen = [cell for cell in mine if cell.first.method == method]
         scores = [percent * cell.score for cell in chosen]
         if not chosen:
@@ -138,14 +143,16 @@ def _panel(axes: Any, mine: list[Cell]) -> None:
         if method == "dense":
             axes.axhline(scores[0], color=colour, linestyle="--", linewidth=1, label=LABELS[method])
             continue
+        apart = 1 + 0.02 * (3 - position)  # so that error bars do not hide one another
         axes.errorbar(
-            [max(1 - cell.removed, 1e-4) for cell in chosen],
+            [apart * max(1 - cell.removed, 1e-4) for cell in chosen],
             scores,
             [percent * cell.spread for cell in chosen],
-            marker="o",
-            markersize=4,
+            marker=MARKERS[method],
+            markersize=5,
             capsize=2,
-            linewidth=1.2,
+            linewidth=2 if method == "trimmed" else 1,
+            elinewidth=0.8,
             color=colour,
             label=LABELS[method],
             zorder=3 if method == "trimmed" else 2,
@@ -169,6 +176,6 @@ def _cut(axes: Any, mine: list[Cell], percent: int) -> None:
     worst = percent * max(abs(score - dense[0]) for score in trimmed)
     far = 2.5 * max(worst, 0.01 * percent)
     if percent == 100:
-        axes.set_ylim(bottom=max(axes.get_ylim()[0], percent * dense[0] - far))
+        axes.set_ylim(max(axes.get_ylim()[0], percent * dense[0] - far), min(axes.get_ylim()[1], 100))
     else:
         axes.set_ylim(top=min(axes.get_ylim()[1], dense[0] + far))
