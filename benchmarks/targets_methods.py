@@ -1,7 +1,7 @@
 """The methods of `benchmarks.targets`: ways to remove a share of the weights or units of a network while it is trained.
 
-All train with the same batches, lr and number of steps. Weights (`param_groups`) or units (`unit_groups`) are ranked
-over all layers together, except that units of different sizes are ranked apart, as `unit_groups` has it.
+All train with the same batches, lr and number of steps. Weights (`param_groups`) are ranked over all layers together,
+units (`unit_groups`) in each layer, as in `shrink`: behind a normalisation norms of different layers do not compare.
 """
 
 from __future__ import annotations
@@ -134,6 +134,10 @@ def _penalty(kind: Kind, strength: float) -> L1 | GroupL2:
     return L1(strength) if kind == "elements" else GroupL2(strength)
 
 
+def _trimmed_penalty(kind: Kind, strength: float) -> Trimmed:
+    return Trimmed(_penalty(kind, strength), 1.0, scope="all" if kind == "elements" else "each")
+
+
 @torch.no_grad()
 def _outcome(job: Job, network: nn.Module, blocks: Blocks, runs: int = 1, strength: float | None = None) -> Outcome:
     widths = [alive for _, alive in blocks.left()] if job.kind == "units" else None
@@ -161,7 +165,7 @@ def trimmed(job: Job) -> Outcome:
         scheduler = KeepScheduler(optimizer, job.keep, job.task.steps)
         return lambda step: scheduler.step()
 
-    return _run(job, Trimmed(_penalty(job.kind, 0.0), 1.0), plan)
+    return _run(job, _trimmed_penalty(job.kind, 0.0), plan)
 
 
 def gradual(job: Job) -> Outcome:
@@ -171,7 +175,7 @@ def gradual(job: Job) -> Outcome:
         scheduler = KeepScheduler(optimizer, job.keep, job.task.steps, tune_strength=False)
         return lambda step: scheduler.step()
 
-    return _run(job, Trimmed(_penalty(job.kind, HOLD), 1.0), plan)
+    return _run(job, _trimmed_penalty(job.kind, HOLD), plan)
 
 
 def one_shot(job: Job) -> Outcome:
@@ -189,7 +193,7 @@ def one_shot(job: Job) -> Outcome:
 
         return after_step
 
-    return _run(job, Trimmed(_penalty(job.kind, HOLD), 1.0), plan)
+    return _run(job, _trimmed_penalty(job.kind, HOLD), plan)
 
 
 class _MissedError(Exception):

@@ -13,10 +13,10 @@ LABELS = {
     "dense": "dense",
     "trimmed": "trimmed",
     "gradual": "gradual pruning",
-    "one-shot": "one-shot pruning, then fine-tuning",
-    "searched": "ℓ1 or ℓ2,1, searched, then refit",
+    "one-shot": "one-shot pruning",
+    "searched": "ℓ1 or ℓ2,1, searched",
     "pat": "torchao PAT",
-    "scratch": "small network from scratch",
+    "scratch": "from scratch",
 }
 COLOURS = {
     "dense": "black",
@@ -27,7 +27,9 @@ COLOURS = {
     "pat": "#E69F00",
     "scratch": "#999999",
 }
-COLUMNS = ("task", "blocks", "removed, asked", "method", "score", "removed, got", "training runs", "seeds")
+MARKERS = {"trimmed": "o", "gradual": "s", "one-shot": "v", "searched": "D", "pat": "^", "scratch": "X"}
+HALF_A_POINT = 0.005
+COLUMNS = ("task", "blocks", "removed", *LABELS.values())
 
 
 @dataclass(frozen=True)
@@ -70,32 +72,44 @@ class Cell:
     def removed(self) -> float:
         return statistics.mean(record.removed for record in self.records)
 
-    def row(self) -> tuple[str, ...]:
-        first, several = self.first, len(self.records) > 1
-        percent = first.metric == "accuracy"
-        score, spread = (f"{100 * x:.2f}" if percent else f"{x:.3f}" for x in (self.score, self.spread))
-        unit = "%" if percent else " (loss)"
-        got = sorted({f"{record.removed:.1%}" for record in self.records}, key=lambda text: float(text[:-1]))
-        asked = "" if first.method == "dense" else f"{first.target:.0%}"
-        return (
-            first.task,
-            "" if first.method == "dense" else first.kind,
-            asked,
-            LABELS[first.method],
-            f"{score} ± {spread}{unit}" if several else f"{score}{unit}",
-            "" if first.method == "dense" else got[0] if len(got) == 1 else f"{got[0]} to {got[-1]}",
-            str(max(record.runs for record in self.records)),
-            str(len(self.records)),
-        )
+    def __str__(self) -> str:
+        """Return mean ± standard deviation, and in brackets a share that misses the target and runs of a search."""
+        first = self.first
+        digits, factor = (2, 100) if first.metric == "accuracy" else (3, 1)
+        text = f"{factor * self.score:.{digits}f}"
+        if len(self.records) > 1:
+            text += f" ± {factor * self.spread:.{digits}f}"
+        notes = []
+        if first.method != "dense" and abs(self.removed - first.target) > HALF_A_POINT:
+            notes.append(f"{self.removed:.1%} removed")
+        if first.method == "searched":
+            notes.append(f"{sum(record.runs for record in self.records)} trials")
+        return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def cells(records: list[Record]) -> list[Cell]:
     """Put the seeds of each setting together, in the order of tasks, kinds, targets and methods."""
     found: dict[tuple[str, str, float, str], list[Record]] = {}
-    methods = list(LABELS)
-    for record in sorted(records, key=lambda r: (r.task, r.kind, r.target, methods.index(r.method), r.seed)):
+    tasks, methods = list(dict.fromkeys(record.task for record in records)), list(LABELS)
+
+    def place(record: Record) -> tuple[int, str, float, int, int]:
+        return tasks.index(record.task), record.kind, record.target, methods.index(record.method), record.seed
+
+    for record in sorted(records, key=place):
         found.setdefault((record.task, record.kind, record.target, record.method), []).append(record)
     return [Cell(group) for group in found.values()]
+
+
+def rows(records: list[Record]) -> list[tuple[str, ...]]:
+    """Return a line for each task, kind and target, with the score of every method."""
+    found = {(c.first.task, c.first.kind, c.first.target, c.first.method): c for c in cells(records)}
+    settings = dict.fromkeys(key[:3] for key in found if key[3] != "dense")
+    lines = []
+    for task, kind, target in settings:
+        keys = [(task, *(("elements", 0.0) if name == "dense" else (kind, target)), name) for name in LABELS]
+        scores = [str(found[key]) if key in found else "" for key in keys]
+        lines.append((task, kind, f"{target:.0%}", *scores))
+    return lines
 
 
 def draw(records: list[Record]) -> Figure:
@@ -121,7 +135,7 @@ def draw(records: list[Record]) -> Figure:
 def _panel(axes: Any, mine: list[Cell]) -> None:
     percent = 100 if mine[0].first.metric == "accuracy" else 1
     targets = sorted({cell.first.target for cell in mine if cell.first.method != "dense"})
-    for method, colour in COLOURS.items():
+    for position, (method, colour) in enumerate(COLOURS.items()):
         chosen = [cell for cell in mine if cell.first.method == method]
         scores = [percent * cell.score for cell in chosen]
         if not chosen:
@@ -129,14 +143,16 @@ def _panel(axes: Any, mine: list[Cell]) -> None:
         if method == "dense":
             axes.axhline(scores[0], color=colour, linestyle="--", linewidth=1, label=LABELS[method])
             continue
+        apart = 1 + 0.02 * (3 - position)  # so that error bars do not hide one another
         axes.errorbar(
-            [max(1 - cell.removed, 1e-4) for cell in chosen],
+            [apart * max(1 - cell.removed, 1e-4) for cell in chosen],
             scores,
             [percent * cell.spread for cell in chosen],
-            marker="o",
-            markersize=4,
+            marker=MARKERS[method],
+            markersize=5,
             capsize=2,
-            linewidth=1.2,
+            linewidth=2 if method == "trimmed" else 1,
+            elinewidth=0.8,
             color=colour,
             label=LABELS[method],
             zorder=3 if method == "trimmed" else 2,
@@ -160,6 +176,6 @@ def _cut(axes: Any, mine: list[Cell], percent: int) -> None:
     worst = percent * max(abs(score - dense[0]) for score in trimmed)
     far = 2.5 * max(worst, 0.01 * percent)
     if percent == 100:
-        axes.set_ylim(bottom=max(axes.get_ylim()[0], percent * dense[0] - far))
+        axes.set_ylim(max(axes.get_ylim()[0], percent * dense[0] - far), min(axes.get_ylim()[1], 100))
     else:
         axes.set_ylim(top=min(axes.get_ylim()[1], dense[0] + far))

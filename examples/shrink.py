@@ -39,7 +39,7 @@ loader = DataLoader(TensorDataset(images[train], labels[train]), batch_size=64, 
 model = make_model()
 train_dense(model, loader, epochs=10)
 loss = nn.functional.cross_entropy
-small, report = proxmo.shrink(model, loss, loader, keep=0.1, epochs=20, lr=1.0, evaluate=accuracy)
+small, report = proxmo.shrink(model, loss, loader, keep=0.1, epochs=20, evaluate=accuracy)
 print(report)
 print(small)
 proxmo.save_compact(small, "small.safetensors")

@@ -37,15 +37,29 @@ def test_share_of_units_is_exact_and_the_model_is_left_alone() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_it_trains() -> None:
-    def error(model: nn.Module) -> float:
-        with torch.no_grad():
-            return sum(nn.functional.mse_loss(model(x), y).item() for x, y in regression()) / 8
+@torch.no_grad()
+def error(model: nn.Module) -> float:
+    return sum(nn.functional.mse_loss(model(x), y).item() for x, y in regression()) / 8
 
-    _, report = proxmo.shrink(network(), nn.functional.mse_loss, regression(), keep=0.5, epochs=20, evaluate=error)
+
+@pytest.mark.parametrize("lr", [None, 0.3])
+def test_it_trains(lr: float | None) -> None:
+    loss = nn.functional.mse_loss
+    _, report = proxmo.shrink(network(), loss, regression(), keep=0.5, epochs=20, lr=lr, evaluate=error)
     assert report.score is not None
     assert report.score[1] < 0.2 * report.score[0]
+    assert report.units == (64, 32)
     assert "score" in str(report)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_lr_tunes_itself_to_the_scale_of_the_loss(scale: float) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return scale * nn.functional.mse_loss(outputs, targets)
+
+    _, report = proxmo.shrink(network(), loss, regression(), keep=0.5, epochs=20, evaluate=error)
+    assert report.score is not None
+    assert report.score[1] < 0.2 * report.score[0]
 
 
 def test_budget_of_parameters_is_met() -> None:
@@ -90,6 +104,7 @@ def batches_once() -> Iterator[Any]:
         ({"keep": 0.0}, ValueError, r"keep must be a share in \(0, 1\], got 0.0"),
         ({"parameters": 1.5}, ValueError, r"parameters must be a share in \(0, 1\], got 1.5"),
         ({"keep": 0.5, "latency": 0.5}, ValueError, "keep, parameters and latency exclude each other"),
+        ({"lr": -1.0}, ValueError, "lr must be"),
         ({"epochs": 0}, ValueError, "epochs must be an integer >= 1, got 0"),
         ({"loader": []}, ValueError, "loader must have at least one batch, got none"),
         ({"loader": [torch.zeros(2)]}, TypeError, r"loader must give pairs \(inputs, targets\), got Tensor"),

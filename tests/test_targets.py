@@ -109,6 +109,48 @@ def test_resumed_run_equals_uninterrupted_one() -> None:
         second.scheduler.load_state_dict({"last_step": 3, "strengths": []})
 
 
+@pytest.mark.parametrize("added_after", [10, 50])
+def test_penalty_of_a_group_added_later_joins_the_ramp(added_after: int) -> None:
+    run = Run()
+    run.train(range(added_after))
+    late = nn.Parameter(torch.randn(40))
+    run.optimizer.add_param_group({"params": [("late", late)], "penalty": Trimmed(proxmo.L1(0.0), 1.0)})
+    penalty = run.optimizer.param_groups[-1]["penalty"]
+    run.optimizer.register_step_pre_hook(lambda *_: setattr(late, "grad", 0.1 * torch.randn(40)))
+    for k in range(added_after, run.horizon):
+        run.train(range(k, k + 1))
+        assert penalty.keep == run.live.keep
+    assert late.count_nonzero() == 10
+    assert run.live.count_nonzero(run.weights()) == 5
+    resumed = KeepScheduler(run.optimizer, 0.25, run.horizon)
+    resumed.load_state_dict(run.scheduler.state_dict())
+    assert resumed.state_dict() == run.scheduler.state_dict()
+
+
+def test_group_added_later_whose_strength_cannot_be_set_is_refused_before_anything_changes() -> None:
+    run = Run()
+    run.train(range(10))
+    before = run.scheduler.state_dict(), run.live.keep, run.live.penalty.strength
+    group = {"params": [("late", nn.Parameter(torch.randn(4)))], "penalty": Trimmed(proxmo.MCP(0.1), 1.0)}
+    run.optimizer.add_param_group(group)
+    with pytest.raises(ValueError, match="tune_strength knows the strengths of L1, GroupL2 and GroupLInf"):
+        run.scheduler.step()
+    assert (run.scheduler.state_dict(), run.live.keep, run.live.penalty.strength) == before
+
+
+def test_strength_is_set_for_the_step_size_that_auto_prox_sgd_found() -> None:
+    torch.manual_seed(0)
+    x = nn.Parameter(torch.randn(400))
+    optimizer = proxmo.AutoProxSGD([x], Trimmed(proxmo.L1(0.0), 1.0))
+    scheduler = KeepScheduler(optimizer, keep=0.1, horizon=200)
+    for _ in range(99):  # the ramp ends at 100
+        x.grad = torch.randn(400)
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["tuned_lr"] < 0.1
+    assert 40 <= int(x.count_nonzero()) < 60
+
+
 def test_own_strength_is_kept_and_too_small_a_one_is_reported() -> None:
     run = Run(proxmo.GroupL2(1e-6), tune_strength=False)
     with pytest.warns(UserWarning, match=r"of Trimmed.* not zero, 5 were to be kept: its strength is too small"):

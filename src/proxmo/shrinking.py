@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils import _pytree as pytree
 
 from proxmo import checks
 from proxmo.compaction import CompactionReport, compact, save_compact, unit_groups
 from proxmo.compaction.example_inputs import ModelInputs
 from proxmo.layers import ParamGroups
-from proxmo.optim import ProxSGD
+from proxmo.optim import AutoProxSGD, ProxOptimizer, ProxSGD
 from proxmo.penalties import GroupL2, Trimmed
 from proxmo.schedules import CosineRates, RateScheduler
 from proxmo.targets import HOLD, KeepScheduler
@@ -82,16 +83,16 @@ def shrink(
     parameters: float | None = None,
     latency: float | None = None,
     evaluate: Callable[[nn.Module], float] | None = None,
-    lr: float = 0.3,
+    lr: float | None = None,
     momentum: float = 0.9,
     progress: bool = True,
 ) -> tuple[nn.Module, ShrinkReport]:
     """Train a model while its smallest units vanish, and return the smaller model that is left.
 
     Finds the removable units (`unit_groups`), ramps a trimmed penalty on them down to the target (`Trimmed`,
-    `KeepScheduler`), trains with lr and momentum annealed together (`ProxSGD`, `CosineRates`), and removes the zero
-    units (`compact`), which changes no output. There is no strength to choose. The model itself is not modified.
-    Requires ``pip install 'proxmo[compact]'``.
+    `KeepScheduler`), trains with a learning rate that tunes itself and is annealed along a cosine (`AutoProxSGD`), and
+    removes the zero units (`compact`), which changes no output. There is no strength and no learning rate to choose.
+    The model itself is not modified. Requires ``pip install 'proxmo[compact]'``.
 
     Args:
         model: the model, trained or not.
@@ -104,8 +105,9 @@ def shrink(
         latency: in place of ``keep``, the time of a call on the first batch as a share of that of the model; it is
             measured, so it is met as well as the machine allows.
         evaluate: maps a model to a number to report, such as its accuracy; called in evaluation mode.
-        lr: the largest learning rate; momentum is an average here, so take about ten times that of torch's SGD.
-        momentum: the weight of past gradients at the start.
+        lr: ``None`` to tune it during training, or the largest learning rate of `ProxSGD` with `CosineRates`; momentum
+            is an average there, so take about ten times the lr of torch's SGD.
+        momentum: with ``lr``, the weight of past gradients at the start.
         progress: show a progress bar on a terminal.
 
     Returns:
@@ -131,8 +133,7 @@ def shrink(
     groups = unit_groups(trained, inputs, Trimmed(GroupL2(1.0), 1.0, scope="each"))
     if len(groups) == 0 or groups[0]["penalty"] is None:
         raise ValueError("\n".join(["model must have units that can be removed, got none", *groups.notes]))
-    optimizer = ProxSGD(groups, lr=lr, momentum=momentum)
-    rates = RateScheduler(optimizer, CosineRates(lr, momentum, horizon))
+    optimizer, rates = _optimizer(groups, lr, momentum, horizon)
     share = budget.share_of_units(trained, groups, inputs)
     target = KeepScheduler(optimizer, share, horizon)
     bar = _Progress(horizon, progress)
@@ -154,11 +155,22 @@ def shrink(
     )
 
 
-def _describe(value: float, optimizer: ProxSGD) -> str:
+def _optimizer(
+    groups: ParamGroups, lr: float | None, momentum: float, horizon: int
+) -> tuple[ProxOptimizer, LRScheduler]:
+    """Return an optimizer, and a scheduler that anneals it to the end of the run."""
+    if lr is None:
+        tuned = AutoProxSGD(groups)
+        return tuned, CosineAnnealingLR(tuned, horizon)
+    optimizer = ProxSGD(groups, lr=lr, momentum=momentum)
+    return optimizer, RateScheduler(optimizer, CosineRates(lr, momentum, horizon))
+
+
+def _describe(value: float, optimizer: ProxOptimizer) -> str:
     return f"loss {value:.3f}, {_count_units(optimizer)[1]} units left"
 
 
-def _backward(model: nn.Module, optimizer: ProxSGD, loss: Callable[[Any, Any], Tensor], batch: Any) -> float:
+def _backward(model: nn.Module, optimizer: ProxOptimizer, loss: Callable[[Any, Any], Tensor], batch: Any) -> float:
     """Compute the gradients on a batch and return the loss."""
     inputs, targets = pytree.tree_map(partial(_to_device, device=next(model.parameters()).device), tuple(batch))
     optimizer.zero_grad()
@@ -187,7 +199,7 @@ def _length(loader: Iterable[Any]) -> int:
     return len(loader) if isinstance(loader, Sized) else sum(1 for _ in loader)
 
 
-def _count_units(optimizer: ProxSGD) -> tuple[int, int]:
+def _count_units(optimizer: ProxOptimizer) -> tuple[int, int]:
     """Return how many units there are, and how many are not zero."""
     families = [family for sparsity in optimizer.sparsity() for family in sparsity.families]
     units = sum(family.units for family in families)

@@ -30,8 +30,9 @@ class KeepScheduler:
 
     It also sets the strength, so that there is none to choose: during the ramp the largest block that has to go
     vanishes within a tenth of the ramp, or what remains of it; afterwards exactly ``keep`` blocks are left, unshrunk,
-    and training goes on with them. Call ``step()`` after each ``optimizer.step()``, besides any lr scheduler. If in the
-    end more blocks are left than asked for, it warns and says why.
+    and training goes on with them. Call ``step()`` after each ``optimizer.step()``, besides any lr scheduler. Trimmed
+    penalties of parameter groups that are added later join the ramp where it is. If in the end more blocks are left
+    than asked for, it warns and says why.
 
     Args:
         optimizer: an optimizer of proxmo with a `Trimmed` penalty in at least one parameter group.
@@ -70,19 +71,24 @@ class KeepScheduler:
         if not start < end <= 1:
             raise ValueError(f"start and end must satisfy 0 <= start < end <= 1, got start={start} and end={end}")
         self.optimizer = optimizer
-        self._penalties = _trimmed_penalties(optimizer)
-        if tune_strength:
-            _check_strengths(self._penalties)
         self._keep, self._horizon, self._tune = keep, horizon, tune_strength
+        self._penalties: list[Trimmed] = []
+        self._strengths: list[float] = []
+        self._find_penalties()
+        if not self._penalties:
+            raise ValueError(
+                "optimizer must have a Trimmed penalty in one of its parameter groups, such as "
+                "Trimmed(L1(0.01), keep=0.1), got none"
+            )
         self._first = min(round(start * horizon), horizon - 2)
         self._last = min(max(round(end * horizon), self._first + 1), horizon - 1)  # met in the last step at the latest
-        self._strengths = [0.0] * len(self._penalties)
         self.last_step = 0
         self._set_keep()
         self._set_strengths()
 
     def step(self) -> None:
         """Set ``keep`` and the strengths for the next step."""
+        self._find_penalties()
         self.last_step += 1
         self._set_keep()
         self._strengths = list(map(self._next_strength, self._penalties, self._strengths))
@@ -97,6 +103,7 @@ class KeepScheduler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state that `state_dict` returned; load that of the optimizer first."""
+        self._find_penalties()
         if len(state["strengths"]) != len(self._penalties):
             raise ValueError(
                 f"cannot load the state of a scheduler for {len(state['strengths'])} trimmed penalties into one for "
@@ -105,6 +112,16 @@ class KeepScheduler:
         self.last_step, self._strengths = state["last_step"], list(state["strengths"])
         self._set_keep()
         self._set_strengths()
+
+    def _find_penalties(self) -> None:
+        """Take in the trimmed penalties of parameter groups that were added since the last step."""
+        known = set(map(id, self._penalties))
+        found = {id(p): p for group in self.optimizer.param_groups if isinstance(p := group["penalty"], Trimmed)}
+        added = [penalty for key, penalty in found.items() if key not in known]
+        if self._tune and added:
+            _check_strengths([*self._penalties, *added])
+        self._penalties += added
+        self._strengths += [0.0] * len(added)
 
     def _groups(self, penalty: Trimmed) -> list[Group]:
         return [group for group in self.optimizer.param_groups if group["penalty"] is penalty]
@@ -128,7 +145,7 @@ class KeepScheduler:
             return strength
         steps = min(max(1, round(WINDOW * ramp)), remaining)
         for group in self._groups(penalty):
-            lr = float(group["lr"])
+            lr = _step_size(group)
             if lr > 0:
                 strength = max(strength, penalty.largest_threshold(_tensors(group), lr) / (lr * steps))
         return strength
@@ -142,16 +159,6 @@ class KeepScheduler:
                     warnings.warn(_explain(penalty, group, left, wanted, self._tune), stacklevel=3)
 
 
-def _trimmed_penalties(optimizer: ProxOptimizer) -> list[Trimmed]:
-    found = {id(p): p for group in optimizer.param_groups if isinstance(p := group["penalty"], Trimmed)}
-    if not found:
-        raise ValueError(
-            "optimizer must have a Trimmed penalty in one of its parameter groups, such as "
-            "Trimmed(L1(0.01), keep=0.1), got none"
-        )
-    return list(found.values())
-
-
 def _check_strengths(penalties: list[Trimmed]) -> None:
     for penalty in penalties:
         if not penalty.knows_thresholds:
@@ -161,6 +168,11 @@ def _check_strengths(penalties: list[Trimmed]) -> None:
             )
     if len({id(penalty.penalty) for penalty in penalties}) < len(penalties):
         raise ValueError("each trimmed penalty must trim a penalty object of its own, got one that is shared")
+
+
+def _step_size(group: Group) -> float:
+    """Return the step size of a group's last step: lr, or for `AutoProxSGD` lr times what it found."""
+    return float(group["lr"]) * float(group.get("tuned_lr", 1.0))
 
 
 @torch.no_grad()

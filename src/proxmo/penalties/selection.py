@@ -21,7 +21,7 @@ from proxmo.penalties.axes import Groups, Step, as_rows
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_MANY = 1 << 18  # scores from which on a sample saves most of the selection
+_MANY = 1 << 20  # scores from which on a sample saves most of the selection
 _SAMPLE = 1 << 14
 SCOPES = ("all", "each")
 
@@ -115,7 +115,11 @@ def _largest(scores: Tensor, k: int) -> Tensor:
 
 def _kth_largest(scores: Tensor, k: int) -> Tensor:
     """Return the k-th largest of a vector; of a long one by a selection among those near it, as a sample tells."""
-    if len(scores) >= _MANY and is_eager_cpu(scores):
+    if not is_eager_cpu(scores):  # kthvalue has no deterministic algorithm on accelerators
+        if 2 * k <= len(scores):
+            return scores.topk(k).values[-1]
+        return scores.topk(len(scores) - k + 1, largest=False).values[-1]  # from the side where fewer are sorted
+    if len(scores) >= _MANY:
         sample = scores[:: len(scores) // _SAMPLE].sort().values
         share = k / len(scores)
         # The place of the k-th largest in the sample, give or take five standard deviations.
@@ -125,13 +129,8 @@ def _kth_largest(scores: Tensor, k: int) -> Tensor:
         near = not_below[not_below <= high]
         among = k - (len(not_below) - len(near))
         if 0 < among <= len(near):
-            return near.topk(among).values[-1] if 2 * among <= len(near) else _smallest_of_largest(near, among)
-    return scores.topk(k).values[-1] if 2 * k <= len(scores) else _smallest_of_largest(scores, k)
-
-
-def _smallest_of_largest(scores: Tensor, k: int) -> Tensor:
-    """Return the k-th largest from the other side, where fewer have to be sorted."""
-    return scores.topk(len(scores) - k + 1, largest=False).values[-1]
+            scores, k = near, among
+    return scores.kthvalue(len(scores) - k + 1).values
 
 
 def _largest_by_counting(groups: Groups, scores: Tensor, k: int) -> Tensor:
