@@ -32,7 +32,7 @@ from proxmo.optim.options import (
     is_frozen,
 )
 from proxmo.optim.sparsity import Sparsity, measure_sparsity, trained
-from proxmo.optim.units import Units, as_units, joined, seen_by_penalty, units_of, write_back
+from proxmo.optim.units import Units, as_units, joined, seen_by_penalty, steps_of_units, units_of, write_back
 from proxmo.penalties.axes import Step
 from proxmo.penalties.base import Penalty, widen
 
@@ -346,10 +346,8 @@ def apply_prox(
     if units is None:
         penalty.prox_(points, step, others)
         return
-    if isinstance(step, list):
-        step = [s.expand(point.shape) for s, point in zip(step, points, strict=True)]
     matrices = [joined(family, points) for family in units]
-    penalty.prox_(matrices, [joined(family, step) for family in units] if isinstance(step, list) else step, others)
+    penalty.prox_(matrices, steps_of_units(units, step, points) if isinstance(step, list) else step, others)
     for family, matrix in zip(units, matrices, strict=True):
         write_back(family, matrix, points)
 
