@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -40,7 +40,7 @@ class ModelInputs:
     @torch.no_grad()
     def output_tensors(self, model: nn.Module) -> list[Tensor]:
         """Return the tensors in the output of the model, without gradients."""
-        return [x for x in pytree.tree_leaves(self.call(model)) if isinstance(x, Tensor)]
+        return output_tensors(self.call(model))
 
     def shuffled(self) -> ModelInputs:
         """Return inputs with the elements of each float tensor shuffled: a second, equally valid test point."""
@@ -53,6 +53,22 @@ class ModelInputs:
             return x.flatten()[order].reshape(x.shape)
 
         return ModelInputs(*pytree.tree_map(shuffle, (self.args, self.kwargs)))
+
+
+def output_tensors(outputs: Any) -> list[Tensor]:
+    """Return the tensors in an output: alone, in tuples, lists, dictionaries and dataclasses.
+
+    Other objects are not searched. So the keys and values in a cache of Hugging Face do not count as outputs.
+    """
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    if isinstance(outputs, Mapping):
+        return [tensor for item in outputs.values() for tensor in output_tensors(item)]
+    if isinstance(outputs, (tuple, list)):
+        return [tensor for item in outputs for tensor in output_tensors(item)]
+    if is_dataclass(outputs) and not isinstance(outputs, type):
+        return [tensor for item in fields(outputs) for tensor in output_tensors(getattr(outputs, item.name))]
+    return []
 
 
 @contextmanager

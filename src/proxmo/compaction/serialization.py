@@ -15,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from proxmo.compaction.attention import PrunedMultiheadAttention, replace_attention
 from proxmo.compaction.errors import require_package
 from proxmo.compaction.example_inputs import isolated_torch_state
+from proxmo.compaction.layer_sizes import update_size_attributes
 from proxmo.files import written_whole
 
 _FORMAT = "proxmo-compact-1"
@@ -102,7 +103,7 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         for attribute, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if old in replaced:  # tied to a parameter in the file
                 setattr(module, attribute, replaced[old])
-        _update_size_attributes(module)
+        update_size_attributes(module)
         widths = {len(x) for x in _output_channel_tensors(module)}
         if len(widths) > 1:
             raise ValueError(f"{path} has inconsistent sizes for a {type(module).__name__}: {widths}")
@@ -176,22 +177,3 @@ def _replacement(value: Tensor, old: Tensor | None, module: nn.Module) -> Tensor
         return nn.Parameter(value.to(next(module.parameters()).device))
     moved = value.to(old.device)
     return nn.Parameter(moved, old.requires_grad) if isinstance(old, nn.Parameter) else moved
-
-
-def _update_size_attributes(module: nn.Module) -> None:
-    """Set attributes such as ``in_features`` from the shapes of the layer's tensors."""
-    if isinstance(module, nn.Linear):
-        module.out_features, module.in_features = module.weight.shape
-    elif isinstance(module, _ConvNd):
-        if module.groups == module.out_channels == module.in_channels:
-            module.groups = module.weight.shape[0]
-        first, second = module.weight.shape[0], module.weight.shape[1] * module.groups
-        transposed = isinstance(module, _ConvTransposeNd)
-        module.out_channels, module.in_channels = (second, first) if transposed else (first, second)
-    elif isinstance(module, nn.Embedding):
-        module.num_embeddings, module.embedding_dim = module.weight.shape
-    elif isinstance(module, _NormBase):
-        tensors = [x for x in (module.weight, module.running_mean) if x is not None]
-        module.num_features = len(tensors[0]) if tensors else module.num_features
-    elif isinstance(module, nn.PReLU):
-        module.num_parameters = module.weight.numel()

@@ -92,7 +92,7 @@ def unit_groups(
         "exclude", exclude, [*modules, *(name for name, _ in model.named_parameters(remove_duplicate=False))]
     )
     check_patterns("per_layer", per_layer or {}, modules)
-    families, obstacles = find_units(model, ModelInputs.from_example(example_inputs))
+    families, obstacles, branches = find_units(model, ModelInputs.from_example(example_inputs))
     _check_layers_have_units(per_layer or {}, families)
     notes = [f"not penalised: {root}: {reason}" for root, reason in obstacles.items()]
     penalised = []
@@ -106,7 +106,7 @@ def unit_groups(
     for bundle in _bundles(penalised):
         own, rows = _penalty_of(bundle, penalty, per_layer or {}), _mean_rows(bundle) if balance else 1.0
         chosen.append((own.for_larger_groups(rows), rows, bundle))
-    return ParamGroups(_param_groups(model, chosen), [*map(_describe, penalised), *notes])
+    return ParamGroups(_param_groups(model, chosen), [*map(_describe, penalised), *notes, *branches])
 
 
 def _describe(family: UniformUnits) -> str:
