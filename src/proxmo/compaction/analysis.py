@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from proxmo.compaction.attention import KEEPS_WIDTH, attention_obstacles
+from proxmo.compaction.errors import CompactionError
 from proxmo.compaction.example_inputs import ModelInputs
 from proxmo.compaction.labels import Components, Labels, Operation, Values
 from proxmo.compaction.splits import Site, Splits
@@ -86,17 +87,22 @@ class Analysis:
     ) -> None:
         self.model = model
         self.atoms = ModelAtoms(model)
+        if self.atoms.size == 0:
+            raise CompactionError("no output depends on its parameters: the model has none")
         constants = {name: constants_of(tensor) for name, tensor in self.atoms.tensors.items()} if values else {}
         if choices is None:
             survey = Splits(self.atoms.size)
             choices = survey.choose(Tracer(model, self.atoms, survey, {}).run(probes[0]).live_operations())
         self.choices = choices
         self.traces: list[Trace] = []
+        total = self.atoms.size
         for probe in probes:
-            splits = Splits(self.atoms.size, choices)
-            self.traces.append(Tracer(model, self.atoms, splits, constants).run(probe))
+            splits = Splits(total, choices)
+            keep = values and not self.traces  # the first call is what a smaller model is compared with
+            self.traces.append(Tracer(model, self.atoms, splits, constants, keep_outputs=keep).run(probe))
+            total = splits.atoms
         every = [operation for trace in self.traces for operation in trace.operations]
-        self.root = Components(self.atoms.size, [pair for operation in every for pair in operation.joins]).root
+        self.root = Components(total, [pair for operation in every for pair in operation.joins]).root
         live = [operation for trace in self.traces for operation in trace.live_operations()]
         self.blocked = self._reasons([item for operation in live for item in operation.blocks])
         self.read = self._reasons([item for operation in live for item in operation.reads])
@@ -126,11 +132,11 @@ class Analysis:
 
     def _reasons(self, found: list[tuple[Labels, str]]) -> dict[int, str]:
         """Return the first reason for each unit."""
-        reasons: dict[int, str] = {}
-        for atoms, reason in found:
-            for atom in np.unique(self.root[atoms]).tolist():
-                reasons.setdefault(atom, reason)
-        return reasons
+        first = np.full(len(self.root), len(found))
+        for k in range(len(found) - 1, -1, -1):
+            first[self.root[found[k][0]]] = k
+        atoms = np.flatnonzero(first < len(found))
+        return {int(atom): found[first[atom]][1] for atom in atoms}
 
     def _folds(self, operations: list[Operation]) -> list[Fold]:
         merged: dict[tuple[str, int], tuple[int, float]] = {}
@@ -156,7 +162,7 @@ class Analysis:
         return folds
 
     def _made_atoms(self, operations: list[Operation]) -> npt.NDArray[np.bool_]:
-        made = np.zeros(self.atoms.size, dtype=bool)
+        made = np.zeros(len(self.root), dtype=bool)
         for operation in operations:
             reads = np.concatenate([*operation.weights, np.empty(0, dtype=np.int64)])
             for atoms in operation.made:
@@ -168,25 +174,21 @@ class Analysis:
         parameters = dict(self.model.named_parameters())
         axes = list(self.atoms.starts)
         ends = np.array([self.atoms.starts[key] for key in axes[1:]] + [self.atoms.size])
-        order = np.argsort(self.root, kind="stable")
-        roots = self.root[order]
-        starts = np.flatnonzero(np.r_[True, roots[1:] != roots[:-1]])
-        grouped: dict[tuple[object, ...], list[Labels]] = {}
-        for atoms in np.split(order, starts[1:]):
-            if not self._made[atoms].any():
-                continue
-            places, counts = np.unique(np.searchsorted(ends, atoms, side="right"), return_counts=True)
-            reason = self.blocked.get(int(atoms[0]))
-            layout = (tuple(places.tolist()), tuple(counts.tolist()), reason)
-            grouped.setdefault(layout, []).append(atoms)
+        order = np.argsort(self.root[: self.atoms.size], kind="stable")
+        starts = np.flatnonzero(np.r_[True, np.diff(self.root[order]) != 0])
+        made = np.logical_or.reduceat(self._made[order], starts)
+        places = np.searchsorted(ends, order, side="right")
+        grouped: dict[tuple[bytes, str | None], list[Labels]] = {}
+        for start, end in zip(starts[made], np.r_[starts[1:], len(order)][made], strict=True):
+            reason = self.blocked.get(int(order[start]))
+            grouped.setdefault((places[start:end].tobytes(), reason), []).append(order[start:end])
         families = []
-        for (places, counts, reason), units in grouped.items():  # type: ignore[misc]
+        for (layout, reason), units in grouped.items():
             table = np.stack(units)
-            parts, column = [], 0
-            for place, count in zip(places, counts, strict=True):
+            parts = []
+            for place in dict.fromkeys(np.frombuffer(layout, dtype=places.dtype).tolist()):
                 name, axis = axes[place]
-                indices = table[:, column : column + count]
-                column += count
+                indices = table[:, np.frombuffer(layout, dtype=places.dtype) == place]
                 is_made = name in parameters and bool(self._made[indices].any())
                 parts.append(Part(name, axis, indices - self.atoms.starts[name, axis], is_made))
             root = _root(parts, parameters)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from proxmo.compaction.analysis import Analysis
 from proxmo.compaction.cutting import Removal
 from proxmo.compaction.example_inputs import ModelInputs, output_tensors
-from proxmo.compaction.labels import Facts, Labels
+from proxmo.compaction.labels import WILD, Facts, Labels
 from proxmo.compaction.outputs import are_close
 
 _NOTE = "_proxmo_attributes"
@@ -40,8 +40,8 @@ class DeviatesError(Exception):
 class Run:
     """How far a call of the smaller model got."""
 
-    calls: int
-    """The number of calls of modules that returned what they should."""
+    steps: int
+    """How often a module was entered, or returned what it should."""
     failed: str | None
     """The module that did not, or ``None``."""
     reason: str = ""
@@ -66,11 +66,13 @@ class AttributeSearch:
     """The attributes that were set, with their old and new values."""
 
     def __post_init__(self) -> None:
-        self._removed = np.zeros(self.analysis.atoms.size, dtype=bool)
+        self._removed = np.zeros(len(self.analysis.root), dtype=bool)
         for removal in self.removals:
             self._removed[removal.atoms] = True
         self._removed = self._removed[self.analysis.root]
-        self._sizes = self._changed_sizes()
+        self._sizes: dict[str, dict[int, int]] = {}
+        self._kept_sizes: dict[str, set[int]] = {}
+        self._find_sizes()
         self._expected: dict[str, list[list[Tensor | None]]] = {}
         trace = self.analysis.traces[0]
         for name, outputs in trace.module_outputs:
@@ -106,7 +108,7 @@ class AttributeSearch:
                         return None
                     undo = self._set_alike(where, chosen, state.failed)
                     reached = self._try_run()
-                    if reached.failed is None or reached.calls > state.calls:
+                    if reached.failed is None or reached.steps > state.steps:
                         return reached
                     self._undo(undo)
         return None
@@ -124,9 +126,13 @@ class AttributeSearch:
         first = self.small.get_submodule(where)
         undo = []
         for name, module in self.small.named_modules():
-            if type(module) is not type(first) or (name != where and isinstance(module, _TORCH_LAYERS)):
+            if type(module) is not type(first):
                 continue
-            sizes = self._sizes.get(name, {}) | (self._sizes.get(failed, {}) if name == where else {})
+            if name == where:
+                sizes = self._sizes.get(name, {}) | self._sizes.get(failed, {})
+            else:  # elsewhere, a size that an axis keeps may be meant
+                kept = self._kept_sizes.get(name, set())
+                sizes = {old: new for old, new in self._sizes.get(name, {}).items() if old not in kept}
             numbers = dict(_numbers(module))
             for path in paths:
                 old = numbers.get(path)
@@ -144,33 +150,38 @@ class AttributeSearch:
 
     def _try_run(self) -> Run:
         """Call the smaller model, and compare what its modules return."""
-        calls = 0
+        steps = 0
         stack: list[str] = []
         seen: dict[str, int] = {}
 
+        def enter(name: str) -> None:
+            nonlocal steps
+            stack.append(name)
+            steps += 1
+
         def leave(name: str, outputs: Any) -> None:
-            nonlocal calls
+            nonlocal steps
             number = seen[name] = seen.get(name, -1) + 1
             expected = self._expected.get(name, [])
             if number < len(expected) and not _agree(output_tensors(outputs), expected[number]):
                 raise DeviatesError("removal changes the outputs")
             stack.pop()
-            calls += 1
+            steps += 1
 
         with ExitStack() as hooks, torch.no_grad():
             for name, module in self.small.named_modules():
-                enter = module.register_forward_pre_hook(lambda m, i, name=name: stack.append(name), prepend=True)
-                done = module.register_forward_hook(lambda m, i, o, name=name: leave(name, o))
-                hooks.callback(enter.remove)
-                hooks.callback(done.remove)
+                before = module.register_forward_pre_hook(lambda m, i, name=name: enter(name), prepend=True)
+                after = module.register_forward_hook(lambda m, i, o, name=name: leave(name, o))
+                hooks.callback(before.remove)
+                hooks.callback(after.remove)
             try:
                 self.inputs.call(self.small)
             except DeviatesError as error:
-                return Run(calls, stack[-1], str(error))
+                return Run(steps, stack[-1], str(error))
             except Exception as error:
                 reason = f"the pruned model does not run: {type(error).__name__}: {error}"
-                return Run(calls, stack[-1] if stack else "", reason)
-        return Run(calls, None)
+                return Run(steps, stack[-1] if stack else "", reason)
+        return Run(steps, None)
 
     def _reduced(self, tensor: Tensor, facts: Facts) -> Tensor:
         """Return a tensor without the units."""
@@ -184,15 +195,20 @@ class AttributeSearch:
     def _is_removed(self, labels: Labels) -> Any:
         return (labels >= 0) & self._removed[np.maximum(labels, 0)]
 
-    def _changed_sizes(self) -> dict[str, dict[int, int]]:
-        """Return for each module the sizes of axes in its operations that change, with the new ones."""
-        sizes: dict[str, dict[int, int]] = {}
+    def _find_sizes(self) -> None:
+        """Find for each module the sizes of axes in its operations that change, with the new ones, and those that stay."""
         for operation in self.analysis.traces[0].operations:
             for labels in operation.results:
                 gone = int(self._is_removed(labels).sum())
                 if gone:
-                    sizes.setdefault(operation.module, {}).setdefault(len(labels), len(labels) - gone)
-        return sizes
+                    self._sizes.setdefault(operation.module, {}).setdefault(len(labels), len(labels) - gone)
+                else:
+                    self._kept_sizes.setdefault(operation.module, set()).add(len(labels))
+
+
+def _has_free_axis(facts: Facts) -> bool:
+    """Return whether a tensor has an axis whose size is not known after the cut."""
+    return any((labels == WILD).any() and len(labels) > 1 for labels in facts.labels)
 
 
 def _agree(actual: list[Tensor], expected: list[Tensor | None]) -> bool:
@@ -200,9 +216,6 @@ def _agree(actual: list[Tensor], expected: list[Tensor | None]) -> bool:
         return False
     pairs = [(a, b) for a, b in zip(actual, expected, strict=True) if b is not None]
     return are_close([a for a, _ in pairs], [b for _, b in pairs])
-
-
-_TORCH_LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str, int]]:

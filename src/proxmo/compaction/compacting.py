@@ -12,6 +12,7 @@ from proxmo import shards
 from proxmo.compaction.errors import CompactionError
 from proxmo.compaction.example_inputs import ExampleInputs, ModelInputs, isolated_torch_state
 from proxmo.compaction.outputs import are_close
+from proxmo.compaction.probes import Probes
 from proxmo.compaction.pruning import Pruner
 from proxmo.compaction.attributes import remember_attributes
 from proxmo.compaction.report import CompactionReport, count_multiply_adds, layer_widths
@@ -52,7 +53,7 @@ def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module,
     """
     inputs = ModelInputs.from_example(example_inputs)
     original = working_copy(model)
-    pruner = Pruner(original, inputs)
+    pruner = Pruner(original, Probes.of(original, inputs))
     small = pruner.run()
     difference = pruner.output_difference(small)
     if not are_close(inputs.output_tensors(small), pruner.expected[0][1]):

@@ -18,6 +18,8 @@ from proxmo.compaction.labels import FIXED, Facts, Labels, Values, atoms_in, sam
 from proxmo.compaction.movement_rules import permuted
 from proxmo.compaction.pointwise_rules import added
 
+_FEW = 8
+
 
 def mm(call: Call) -> list[Facts]:
     return [_matrix_product(call, "self", "mat2")]
@@ -58,9 +60,9 @@ def _matrix_product(call: Call, first: str, second: str) -> Facts:
         _read(call, right, 0, left, 1, None)
     rows, columns = _zeros(left.constant(0)), _zeros(right.constant(1))
     if not right.varies:
-        columns = _linear_constants(call.arguments[second].detach().T, left.constant(1))
+        columns = _linear_constants(call.arguments[second].detach().T, columns, left.constant(1))
     elif not left.varies:
-        rows = _linear_constants(call.arguments[first].detach(), right.constant(0))
+        rows = _linear_constants(call.arguments[first].detach(), rows, right.constant(0))
     return Facts((left.labels[0], right.labels[1]), (rows, columns), left.varies or right.varies)
 
 
@@ -80,15 +82,29 @@ def _zeros(values: Values) -> Values:
     return np.where(values == 0, 0.0, np.nan)
 
 
-def _linear_constants(weight: Tensor, inputs: Values) -> Values:
-    """Return the constants that a matrix with outputs as rows makes of those of its inputs."""
-    known = ~np.isnan(inputs)
-    if not known.any():
-        return np.where((weight == 0).all(1).cpu().numpy(), 0.0, np.nan)
-    mask = torch.from_numpy(known).to(weight.device)
-    reached = (weight[:, ~mask] != 0).any(1).cpu().numpy()
-    sums = (weight[:, mask].double() @ torch.from_numpy(inputs[known]).to(weight.device)).cpu().numpy()
-    return np.where(reached, np.nan, sums)
+def _linear_constants(weight: Tensor, zero_rows: Values, inputs: Values) -> Values:
+    """Return the constants that a matrix with outputs as rows makes of those of its inputs.
+
+    Args:
+        weight: the matrix.
+        zero_rows: its rows that are known to be zero.
+        inputs: the constants of the inputs.
+    """
+    unknown = np.isnan(inputs)
+    if unknown.all():
+        return _zeros(zero_rows)
+    columns = torch.from_numpy(np.flatnonzero(unknown)).to(weight.device)
+    reached = (weight[:, columns[:_FEW]] != 0).any(1)  # decides for nearly all rows of a dense matrix
+    rest = (~reached).nonzero().flatten()
+    if len(rest) and len(columns) > _FEW:
+        reached[rest] = (weight[rest][:, columns] != 0).any(1)
+    result = np.where(reached.cpu().numpy(), np.nan, 0.0)
+    constant = torch.from_numpy(np.flatnonzero(~unknown & (inputs != 0))).to(weight.device)
+    rows = (~reached).nonzero().flatten()
+    if len(constant) and len(rows):
+        values = torch.from_numpy(inputs).to(weight.device)[constant]
+        result[rows.cpu().numpy()] = (weight[rows][:, constant].double() @ values).cpu().numpy()
+    return result
 
 
 def _read(call: Call, data: Facts, axis: int, weight: Facts, weight_axis: int, tensor: Tensor | None) -> None:
@@ -188,13 +204,14 @@ def convolution(call: Call) -> list[Facts]:
 
 
 def _convolved_constants(weight: Tensor, inputs: Values) -> Values:
-    if np.isnan(inputs).all():
-        return np.where((weight == 0).flatten(1).all(1).cpu().numpy(), 0.0, np.nan)
-    nonzero, sums = (weight != 0).flatten(2).any(2), weight.double().flatten(2).sum(2)
-    unknown = torch.from_numpy(np.isnan(inputs)).to(weight.device)
-    reached = nonzero[:, unknown].any(1)
-    values = sums[:, ~unknown] @ torch.from_numpy(inputs[~np.isnan(inputs)]).to(weight.device)
-    return np.where(reached.cpu().numpy(), np.nan, values.cpu().numpy())
+    """Return the constants that a convolution makes of those of its inputs."""
+    sums = weight.flatten(2).double().sum(2)
+    nonzero = (weight != 0).flatten(2).any(2)
+    return _linear_constants(
+        torch.where(nonzero & (sums == 0), torch.nan, sums),  # a kernel that adds up to zero still reads
+        np.where(nonzero.any(1).cpu().numpy(), np.nan, 0.0),
+        inputs,
+    )
 
 
 def _grouped(call: Call, x: Facts, weight: Facts, tensor: Tensor, inputs: Values) -> tuple[Labels, Values]:

@@ -46,22 +46,26 @@ class RemovedIndices:
 
 
 @torch.no_grad()
-def silence(model: nn.Module, removals: list[Removal], folds: list[Fold]) -> None:
-    """Move constants of the units to biases, and set the weights that make and read them to zero, in place.
+def silenced(model: nn.Module, removals: list[Removal], folds: list[Fold]) -> nn.Module:
+    """Return a model in which constants of the units are in biases, and the weights that make and read them are zero.
 
-    The model computes the same as before; what only these units read is not read any more.
+    It computes the same as before; what only these units read is not read any more. Other tensors are shared.
     """
+    touched = {*RemovedIndices.of(removals).by_axis, *(f"{fold.layer}.bias".lstrip(".") for fold in folds)}
+    parameters = [(name, p) for name, p in model.named_parameters() if name in touched]
+    model = copy_with(model, {id(p): nn.Parameter(p.clone(), p.requires_grad) for _, p in parameters})
     atoms = np.concatenate([removal.atoms for removal in removals])
     for fold in folds:
         chosen = np.isin(fold.atoms, atoms)
         if chosen.any():
             _fold_into_bias(model.get_submodule(fold.layer), fold.indices[chosen], fold.values[chosen])
-    parameters = dict(model.named_parameters())
+    named = dict(model.named_parameters())
     for name, axes in RemovedIndices.of(removals).by_axis.items():
-        if name in parameters and parameters[name].dim() > 1:
+        if name in named and named[name].dim() > 1:
             for axis, indices in axes.items():
-                index = torch.tensor(sorted(indices), device=parameters[name].device)
-                parameters[name].index_fill_(axis, index, 0.0)
+                index = torch.tensor(sorted(indices), device=named[name].device)
+                named[name].index_fill_(axis, index, 0.0)
+    return model
 
 
 def _fold_into_bias(layer: nn.Module, indices: Labels, values: np.ndarray) -> None:  # type: ignore[type-arg]
@@ -77,34 +81,36 @@ def _fold_into_bias(layer: nn.Module, indices: Labels, values: np.ndarray) -> No
 
 @torch.no_grad()
 def without_units(model: nn.Module, removals: list[Removal]) -> nn.Module:
-    """Return a copy of the model whose tensors lack the units; sizes in its own modules are as they were."""
+    """Return a model whose tensors lack the units; it shares the others, and its own modules have the sizes they had."""
     removed = RemovedIndices.of(removals).by_axis
-    small = copy.deepcopy(model)
-    done: set[int] = set()
-    for name, layer in list(small.named_modules()):
+    heads: dict[str, list[int]] = {}
+    for name, layer in model.named_modules():
         if isinstance(layer, nn.MultiheadAttention):
-            columns = removed.get(f"{name}.out_proj.weight".lstrip("."), {}).get(1, set())
-            heads = sorted({column // layer.head_dim for column in columns})
-            if heads:
-                pruned = remove_heads(layer, heads)
-                replace_attention(small, name, pruned)
-                done |= {id(tensor) for tensor in pruned.parameters()}
-    replaced: dict[int, Tensor] = {}
-    for name, tensor in (*small.named_parameters(), *small.named_buffers()):
-        for axis, indices in removed.get(name, {}).items() if id(tensor) not in done else ():
-            kept = [k for k in range(tensor.shape[axis]) if k not in indices]
-            source = replaced.get(id(tensor), tensor)
-            replaced[id(tensor)] = source.index_select(axis, torch.tensor(kept, device=tensor.device))
+            prefix = f"{name}." if name else ""
+            columns = removed.get(f"{prefix}out_proj.weight", {}).get(1, set())
+            if columns:
+                heads[name] = sorted({column // layer.head_dim for column in columns})
+                removed = {key: axes for key, axes in removed.items() if not key.startswith(prefix)}
+    new: dict[int, Tensor] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        for axis, indices in removed.get(name, {}).items():
+            kept = torch.tensor([k for k in range(tensor.shape[axis]) if k not in indices], device=tensor.device)
+            new[id(tensor)] = new.get(id(tensor), tensor).index_select(axis, kept)
+        if id(tensor) in new and isinstance(tensor, nn.Parameter):
+            new[id(tensor)] = nn.Parameter(new[id(tensor)], tensor.requires_grad)
+    small = copy_with(model, new)
+    changed = {id(tensor) for tensor in new.values()}
     for module in small.modules():
-        changed = False
-        for tensors in (module._parameters, module._buffers):
-            for attribute, old in list(tensors.items()):
-                if old is not None and id(old) in replaced:
-                    new = replaced[id(old)]
-                    if isinstance(old, nn.Parameter) and not isinstance(new, nn.Parameter):
-                        new = replaced[id(old)] = nn.Parameter(new, old.requires_grad)
-                    setattr(module, attribute, new)
-                    changed = True
-        if changed:
+        if any(id(t) in changed for t in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             update_size_attributes(module)
+    for name, indices_of_heads in heads.items():
+        attention = model.get_submodule(name)
+        assert isinstance(attention, nn.MultiheadAttention)
+        replace_attention(small, name, remove_heads(attention, indices_of_heads))
     return small
+
+
+def copy_with(model: nn.Module, new: dict[int, Tensor]) -> nn.Module:
+    """Return a copy of a model that shares its tensors, except for new ones in place of some, by ``id``."""
+    tensors = (*model.parameters(), *model.buffers())
+    return copy.deepcopy(model, {id(tensor): new.get(id(tensor), tensor) for tensor in tensors})

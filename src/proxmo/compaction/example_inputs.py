@@ -42,6 +42,11 @@ class ModelInputs:
         """Return the tensors in the output of the model, without gradients."""
         return output_tensors(self.call(model))
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether there are tensors of real numbers among the inputs."""
+        return any(isinstance(x, Tensor) and x.is_floating_point() for x in pytree.tree_leaves((self.args, self.kwargs)))
+
     def shuffled(self) -> ModelInputs:
         """Return inputs with the elements of each float tensor shuffled: a second, equally valid test point."""
         generator = torch.Generator().manual_seed(0)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from proxmo.compaction.analysis import Analysis, Family
 from proxmo.compaction.attributes import AttributeSearch, Setting
-from proxmo.compaction.cutting import Removal, silence, without_units
-from proxmo.compaction.errors import CompactionError
-from proxmo.compaction.example_inputs import ModelInputs
+from proxmo.compaction.cutting import Removal, silenced, without_units
 from proxmo.compaction.labels import Labels
 from proxmo.compaction.outputs import are_close, largest_difference
-from proxmo.compaction.probes import other_sizes
+from proxmo.compaction.probes import Probes, runs_in_training
 from proxmo.compaction.splits import Site
 
 
@@ -23,36 +21,34 @@ class Pruner:
 
     Args:
         model: the model, in evaluation mode.
-        inputs: arguments to call it with.
+        probes: what to call it with.
         choices: which axes carry units, from an earlier analysis of the same model.
     """
 
-    def __init__(self, model: nn.Module, inputs: ModelInputs, choices: dict[Site, int | None] | None = None) -> None:
-        self.model, self.inputs = model, inputs
-        _reference_outputs(model, inputs)
-        self.probes = [inputs, *other_sizes(model, inputs)]
-        checks = [inputs, inputs.shuffled(), *self.probes[1:]]
-        self.expected = [(probe, _reference_outputs(model, probe)) for probe in checks]
-        self._runs_in_training = _runs_in_training(model, inputs)
-        self.analysis = Analysis(model, self.probes, choices)
-        if not self.analysis.families:
-            raise CompactionError("no output depends on its parameters")
+    def __init__(self, model: nn.Module, probes: Probes, choices: dict[Site, int | None] | None = None) -> None:
+        self.model, self.probes = model, probes
+        self.expected = [(inputs, inputs.output_tensors(model)) for inputs in probes.to_compare()]
+        self.analysis = Analysis(model, probes.to_trace(), choices)
         self.refused: dict[int, str] = {}
         """For families whose removal failed, by their first atom, the reason."""
         self.attributes: dict[Setting, tuple[int, int]] = {}
         self._one_stays: set[int] = set()
 
-    def run(self) -> nn.Module:
-        """Remove all that can be removed, and return the smaller model."""
+    def run(self, *, once: bool = False) -> nn.Module:
+        """Remove all that can be removed, and return the smaller model.
+
+        Args:
+            once: whether to leave units that nothing reads only since others were removed.
+        """
         while True:
-            quiet, analysis, removals = self._plan()
-            small = self._attempt(quiet, analysis, removals)
+            quiet, removals = self._plan(once)
+            small = self._attempt(quiet, removals)
             if isinstance(small, nn.Module):
                 return small
-            self._find_failing(quiet, analysis, removals, small)
+            self._find_failing(quiet, removals, small)
 
-    def _plan(self) -> tuple[nn.Module, Analysis, list[Removal]]:
-        """Return a copy in which the units to remove are silent, its analysis, and these units."""
+    def _plan(self, once: bool) -> tuple[nn.Module, list[Removal]]:
+        """Return a copy in which the units to remove are silent, and these units."""
         quiet, analysis = self.model, self.analysis
         removed: dict[int, Labels] = {}
         self._one_stays = set()
@@ -70,27 +66,27 @@ class Pruner:
                 if len(units):
                     new.append(Removal(family, units))
                     removed[key] = np.union1d(gone, units)
-            if not new:
-                families = {int(family.atoms[0]): family for family in analysis.families}
-                return quiet, analysis, [Removal(families[key], units) for key, units in removed.items()]
-            quiet = copy.deepcopy(quiet)
-            silence(quiet, new, analysis.folds)  # may leave others that nothing reads
-            analysis = Analysis(quiet, self.probes, self.analysis.choices)
+            if new:
+                quiet = silenced(quiet, new, analysis.folds)  # may leave others that nothing reads
+            if once or not new:
+                families = {int(family.atoms[0]): family for family in self.analysis.families}
+                return quiet, [Removal(families[key], units) for key, units in removed.items()]
+            analysis = Analysis(quiet, self.probes.to_trace(), self.analysis.choices)
 
-    def _attempt(self, quiet: nn.Module, analysis: Analysis, removals: list[Removal]) -> nn.Module | str:
+    def _attempt(self, quiet: nn.Module, removals: list[Removal]) -> nn.Module | str:
         """Return the model without the units, or why there is none."""
         if not removals:
             self.attributes = {}
             return copy.deepcopy(quiet)
         small = without_units(quiet, removals)
-        search = AttributeSearch(small, analysis, removals, self.inputs)
+        search = AttributeSearch(small, self.analysis, removals, self.probes.example)
         problem = search.run() or self._why_rejected(small)
         if problem is not None:
             return problem
         self.attributes = search.changes
         return small
 
-    def _find_failing(self, quiet: nn.Module, analysis: Analysis, removals: list[Removal], problem: str) -> None:
+    def _find_failing(self, quiet: nn.Module, removals: list[Removal], problem: str) -> None:
         """Refuse the families whose removal fails, by halves."""
         accepted: list[Removal] = []
 
@@ -99,7 +95,7 @@ class Pruner:
                 self.refused[int(group[0].family.atoms[0])] = problem
                 return
             for half in (group[: len(group) // 2], group[len(group) // 2 :]):
-                outcome = self._attempt(quiet, analysis, [*accepted, *half])
+                outcome = self._attempt(quiet, [*accepted, *half])
                 if isinstance(outcome, str):
                     add(half, outcome)
                 else:
@@ -116,13 +112,13 @@ class Pruner:
                 return f"the pruned model does not run: {type(error).__name__}: {error}"
             if not are_close(actual, expected):
                 return f"removal changes the outputs by {largest_difference(actual, expected):.1e}"
-        if self._runs_in_training and not _runs_in_training(candidate, self.inputs):
+        if self.probes.trains and not runs_in_training(candidate, self.probes.example):
             return "the pruned model does not run in training mode"
         return None
 
     def output_difference(self, small: nn.Module) -> float:
         """Return the largest difference to the outputs of the original model on the example inputs."""
-        return largest_difference(self.inputs.output_tensors(small), self.expected[0][1])
+        return largest_difference(self.probes.example.output_tensors(small), self.expected[0][1])
 
     def kept_notes(self) -> list[str]:
         """Return a line for each layer and reason that zero units were kept, and for all that was not followed."""
@@ -170,24 +166,6 @@ def value_branch_notes(analysis: Analysis) -> list[str]:
         "what other values lead to was not followed"
         for name in analysis.value_branches()
     ]
-
-
-def _reference_outputs(model: nn.Module, probe: ModelInputs) -> list[Tensor]:
-    try:
-        outputs = probe.output_tensors(model)
-    except Exception as error:
-        raise CompactionError(f"the model does not run on example_inputs: {type(error).__name__}: {error}") from error
-    if not are_close(probe.output_tensors(model), outputs):
-        raise CompactionError("the model is not deterministic in evaluation mode")
-    return outputs
-
-
-def _runs_in_training(model: nn.Module, inputs: ModelInputs) -> bool:
-    try:
-        inputs.output_tensors(copy.deepcopy(model).train())
-    except Exception:
-        return False
-    return True
 
 
 def _stay_message(noun: str, indices: list[int], reason: str) -> str:

@@ -12,7 +12,7 @@ from proxmo.compaction.calls import Call, operator_name
 from proxmo.compaction.channel_rules import CHANNEL_RULES, pooling
 from proxmo.compaction.contraction_rules import CONTRACTION_RULES
 from proxmo.compaction.index_rules import INDEX_RULES
-from proxmo.compaction.labels import FIXED, WILD, Facts, without_units
+from proxmo.compaction.labels import FIXED, Facts, without_units
 from proxmo.compaction.movement_rules import MOVEMENT_RULES
 from proxmo.compaction.pointwise_rules import POINTWISE_RULES, pointwise
 
@@ -43,7 +43,7 @@ def rule_for(func: Any) -> Rule | None:
 
 
 def created(call: Call) -> list[Facts]:
-    """A new tensor of one number; without values of its own, it takes any size."""
+    """A new tensor of one number, as large as what it is combined with needs."""
     like = call.optional_facts("self") if call.name.endswith("_like") else None
     tensor = call.results[0]
     if call.name.removeprefix("new_").startswith("empty"):
@@ -52,7 +52,8 @@ def created(call: Call) -> list[Facts]:
         uniform = float(tensor.flatten()[0]) if tensor.numel() and not tensor.is_complex() else None
     if like is not None:
         return [Facts(like.labels, (None,) * len(like.labels), False, uniform)]
-    return [without_units(tensor.shape, varies=False, label=WILD, uniform=uniform)]
+    labels = tuple(call.splits.new_atoms(size) for size in tensor.shape)
+    return [Facts(labels, (None,) * len(labels), False, uniform)]
 
 
 def not_understood(call: Call) -> list[Facts]:

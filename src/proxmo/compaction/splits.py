@@ -20,18 +20,23 @@ class Splits:
     """Chooses an axis for every split.
 
     Args:
-        atoms: the number of atoms of the model.
+        atoms: the number of atoms so far.
         choices: for each site the axis, or ``None`` if all are blocked; without them, this is the survey.
     """
 
     def __init__(self, atoms: int, choices: dict[Site, int | None] | None = None) -> None:
-        self._atoms, self._choices = atoms, choices
+        self.atoms, self._choices = atoms, choices
         self._seen: dict[str, int] = {}
         self._candidates: dict[Site, list[tuple[int, Labels]]] = {}
 
     @property
     def is_survey(self) -> bool:
         return self._choices is None
+
+    def new_atoms(self, size: int) -> Labels:
+        """Return atoms that no parameter has, for a tensor whose size follows from others."""
+        self.atoms += size
+        return np.arange(self.atoms - size, self.atoms, dtype=np.int64)
 
     def next_site(self, module: str) -> Site:
         """Return a name for the next split in a module."""
@@ -50,15 +55,15 @@ class Splits:
         for axis, size in enumerate(elements.shape):
             rows = np.moveaxis(elements, axis, 0).reshape(size, -1)
             _, same = np.unique(rows, axis=0, return_inverse=True)
-            labels.append(same.reshape(-1).astype(np.int64) + self._atoms)
-            self._atoms += size
+            labels.append(same.reshape(-1).astype(np.int64) + self.atoms)
+            self.atoms += size
         self._candidates.setdefault(site, list(enumerate(labels)))
         return labels
 
     def choose(self, operations: list[Operation]) -> dict[Site, int | None]:
         """Return the choices from a survey: the first axis that is not blocked, unless one before is mixed as a whole."""
-        root = Components(self._atoms, [pair for operation in operations for pair in operation.joins]).root
-        blocked, mixed = np.zeros(self._atoms, dtype=bool), np.zeros(self._atoms, dtype=bool)
+        root = Components(self.atoms, [pair for operation in operations for pair in operation.joins]).root
+        blocked, mixed = np.zeros(self.atoms, dtype=bool), np.zeros(self.atoms, dtype=bool)
         for operation in operations:
             for labels, reason in operation.blocks:
                 blocked[root[labels]] = True

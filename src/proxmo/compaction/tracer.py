@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from proxmo.compaction.aliases import Entry, View
 from proxmo.compaction.calls import Call, bind_arguments, operator_name
@@ -82,14 +82,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         atoms: its atoms.
         splits: the choices where axes are split.
         constants: the constants of its parameters and buffers, if zeros matter.
+        keep_outputs: whether to keep what all modules return.
     """
 
     def __init__(
-        self, model: nn.Module, atoms: ModelAtoms, splits: Splits, constants: dict[str, tuple[Values | None, ...]]
+        self,
+        model: nn.Module,
+        atoms: ModelAtoms,
+        splits: Splits,
+        constants: dict[str, tuple[Values | None, ...]],
+        *,
+        keep_outputs: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
-        self._model, self._splits = model, splits
+        self._model, self._splits, self._keep_outputs = model, splits, keep_outputs
         self._entries: dict[int, Entry] = {}
         self._names: dict[int, str] = {}
         self._by_memory: dict[tuple[int, torch.Size], Entry] = {}
@@ -228,8 +235,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
             self._stack.pop()
+            if not self._keep_outputs:
+                return
             entries = [self._entry(tensor) for tensor in output_tensors(outputs)]
-            copies = [(entry.tensor.detach().clone(), entry.facts, entry.source) for entry in entries]
+            with _disable_current_modes():
+                copies = [(entry.tensor.detach().clone(), entry.facts, entry.source) for entry in entries]
             self.trace.module_outputs.append((name, copies))
 
         return [

@@ -12,6 +12,7 @@ from torch import nn
 from proxmo.compaction.analysis import Analysis, Family, Part
 from proxmo.compaction.compacting import working_copy
 from proxmo.compaction.example_inputs import ModelInputs
+from proxmo.compaction.probes import Probes
 from proxmo.compaction.pruning import Pruner, value_branch_notes
 
 
@@ -92,8 +93,8 @@ class _Trial:
     """
 
     def __init__(self, model: nn.Module, inputs: ModelInputs, trained: set[str]) -> None:
-        self._pruner = Pruner(model, inputs)
-        self.analysis = self._pruner.analysis
+        probes = Probes.of(model, inputs)
+        self.analysis = Analysis(model, probes.to_trace(), values=False)
         self.families = self.analysis.families
         self._tried: dict[int, Family] = {}
         zeroed = copy.deepcopy(model)
@@ -102,8 +103,8 @@ class _Trial:
             if family.obstacle is None and parts and family.size > 1:
                 _set_zero(zeroed, parts, _every_second(family))
                 self._tried[int(family.atoms[0])] = family
-        self._after = Pruner(zeroed, inputs, self.analysis.choices)
-        self._after.run()
+        self._after = Pruner(zeroed, probes, self.analysis.choices)
+        self._after.run(once=True)
 
     def obstacle(self, family: Family) -> str | None:
         """Return why no unit of the family can be removed, or ``None``."""
