@@ -194,7 +194,7 @@ class Analysis:
             root = _root(parts, parameters)
             if root is not None:
                 families.append(Family(root, table[:, 0].copy(), parts, reason))
-        obstacles = attention_obstacles(self.model)
+        obstacles = attention_obstacles(self.model) | _scripted_parameters(self.model)
         for family in families:
             found = [obstacles[p.name, p.axis] for p in family.parts if (p.name, p.axis) in obstacles]
             if found and (family.obstacle is None or found[0] != KEEPS_WIDTH):
@@ -215,6 +215,17 @@ class Analysis:
             found = [sizes[width] for width in widths if width in sizes]
             if family.obstacle is None and found:
                 family.obstacle = f"{found[0]!r}, not called on the example inputs, may use its channels"
+
+
+def _scripted_parameters(model: nn.Module) -> dict[tuple[str, int], str]:
+    """Return for each axis of the parameters in scripted modules that their sizes cannot be changed."""
+    return {
+        (f"{name}.{parameter_name}".lstrip("."), axis): f"{name!r} is scripted"
+        for name, module in model.named_modules()
+        if isinstance(module, torch.jit.ScriptModule)
+        for parameter_name, p in (*module.named_parameters(), *module.named_buffers())
+        for axis in range(p.dim())
+    }
 
 
 def _root(parts: list[Part], parameters: dict[str, nn.Parameter]) -> str | None:

@@ -8,7 +8,7 @@ changed there are candidates; sets of them are tried, small ones first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -23,8 +23,8 @@ from proxmo.compaction.cutting import Removal
 from proxmo.compaction.example_inputs import ModelInputs, output_tensors
 from proxmo.compaction.labels import WILD, Facts, Labels
 from proxmo.compaction.outputs import are_close
+from proxmo.compaction.tracer import unscripted_modules
 
-_NOTE = "_proxmo_attributes"
 _MOST_TRIALS = 60
 _LARGEST_SET = 4
 
@@ -169,7 +169,7 @@ class AttributeSearch:
             steps += 1
 
         with ExitStack() as hooks, torch.no_grad():
-            for name, module in self.small.named_modules():
+            for name, module in unscripted_modules(self.small):
                 before = module.register_forward_pre_hook(lambda m, i, name=name: enter(name), prepend=True)
                 after = module.register_forward_hook(lambda m, i, o, name=name: leave(name, o))
                 hooks.callback(before.remove)
@@ -240,15 +240,3 @@ def set_number(module: nn.Module, path: str, value: int) -> None:
     own = copy.copy(getattr(module, name))
     setattr(own, inner, value)
     setattr(module, name, own)
-
-
-def remember_attributes(model: nn.Module, changes: Mapping[Setting, tuple[int, int]]) -> None:
-    """Note on the modules which attributes were set, for `save_compact`."""
-    for (name, path), (_, new) in changes.items():
-        module = model.get_submodule(name)
-        module.__dict__.setdefault(_NOTE, {})[path] = new
-
-
-def remembered_attributes(model: nn.Module) -> dict[str, dict[str, int]]:
-    """Return the attributes that were set, by module."""
-    return {name: dict(module.__dict__[_NOTE]) for name, module in model.named_modules() if _NOTE in module.__dict__}

@@ -11,10 +11,10 @@ from torch.nn.parameter import is_lazy
 from proxmo import shards
 from proxmo.compaction.errors import CompactionError
 from proxmo.compaction.example_inputs import ExampleInputs, ModelInputs, isolated_torch_state
+from proxmo.compaction.origin import note_origin
 from proxmo.compaction.outputs import are_close
 from proxmo.compaction.probes import Probes
 from proxmo.compaction.pruning import Pruner
-from proxmo.compaction.attributes import remember_attributes
 from proxmo.compaction.report import CompactionReport, count_multiply_adds, layer_widths
 
 
@@ -67,7 +67,7 @@ def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module,
         pruner.kept_notes(),
         {".".join(filter(None, setting)): values for setting, values in pruner.attributes.items()},
     )
-    remember_attributes(small, pruner.attributes)
+    note_origin(small, original, pruner.attributes)
     _restore_modes(small, model)
     return small, report
 

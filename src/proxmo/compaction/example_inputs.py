@@ -78,11 +78,14 @@ def output_tensors(outputs: Any) -> list[Tensor]:
 
 @contextmanager
 def isolated_torch_state() -> Iterator[None]:
-    """Restore the RNG state on exit, and disable the Transformer fast path, which bypasses the layers."""
+    """Restore the RNG state on exit, and disable fused kernels that hide the operations of Transformer and LSTM layers."""
     fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
+    mkldnn_enabled = torch._C._get_mkldnn_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
     try:
         with torch.random.fork_rng():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath_enabled)
+        torch._C._set_mkldnn_enabled(mkldnn_enabled)

@@ -15,7 +15,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from proxmo.compaction.attention import PrunedMultiheadAttention, replace_attention
 from proxmo.compaction.errors import require_package
 from proxmo.compaction.example_inputs import isolated_torch_state
+from proxmo.compaction.attributes import set_number
 from proxmo.compaction.layer_sizes import update_size_attributes
+from proxmo.compaction.origin import Origin, tensor_shapes
 from proxmo.files import written_whole
 
 _FORMAT = "proxmo-compact-1"
@@ -24,8 +26,8 @@ _FORMAT = "proxmo-compact-1"
 def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Save a model compacted by `compact` to a safetensors file, for `load_compact`.
 
-    The file contains all parameters and buffers by name, and the sizes of attention layers whose heads were removed. It
-    is written atomically.
+    The file contains all parameters and buffers by name, the sizes of attention layers whose heads were removed, and
+    the numbers in other modules, such as ``num_heads``, that `compact` set. It is written atomically.
 
     Args:
         model: the model.
@@ -54,7 +56,13 @@ def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
     for name, value in state.items():
         first_names.setdefault(id(value), name)
     tensors = {name: state[name].detach().contiguous() for name in first_names.values()}
-    metadata = {"format": _FORMAT, "heads": json.dumps(heads)}
+    origin = Origin.of(model)
+    metadata = {
+        "format": _FORMAT,
+        "heads": json.dumps(heads),
+        "shapes": json.dumps(origin.shapes),
+        "attributes": json.dumps(origin.attributes),
+    }
     with written_whole(Path(path)) as temporary:
         save_file(tensors, temporary, metadata)
 
@@ -78,7 +86,8 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    tensors, heads = _read_file(Path(path))
+    tensors, heads, origin = _read_file(Path(path))
+    _check_original_shapes(model, origin, path)
     loaded = copy.deepcopy(model)
     for name, (num_heads, head_dim) in heads.items():
         attention = _submodule(loaded, name, path)
@@ -107,10 +116,37 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         widths = {len(x) for x in _output_channel_tensors(module)}
         if len(widths) > 1:
             raise ValueError(f"{path} has inconsistent sizes for a {type(module).__name__}: {widths}")
+    for name, numbers in origin.attributes.items():
+        for attribute, number in numbers.items():
+            _set_attribute(_submodule(loaded, name, path), name, attribute, number, path)
+    origin.note_on(loaded)
     return loaded
 
 
-def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
+def _check_original_shapes(model: nn.Module, origin: Origin, path: str | os.PathLike[str]) -> None:
+    """Raise if the model does not have the size that the saved one had before it was compacted."""
+    shapes = tensor_shapes(model)
+    for name, shape in origin.shapes.items():
+        if name in shapes and shapes[name] != shape:
+            raise ValueError(
+                f"{path} is of a model that had shape {shape} for {name!r} before it was compacted, "
+                f"got a model with {shapes[name]}"
+            )
+
+
+def _set_attribute(
+    module: nn.Module, name: str, attribute: str, number: int, path: str | os.PathLike[str]
+) -> None:
+    """Set a number of a module; raise if the module has none of that name."""
+    value: object = module
+    for part in attribute.split("."):
+        value = getattr(value, part, None)
+    if type(value) is not int:
+        raise ValueError(f"{path} sets {attribute!r} of {name!r}, which is not a whole number in the model")
+    set_number(module, attribute, number)
+
+
+def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]], Origin]:
     require_package("safetensors")
     from safetensors import SafetensorError, safe_open
 
@@ -129,7 +165,15 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]
                 raise ValueError(f"{count} heads of size {size} do not fit {name!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: invalid attention heads: {error}") from error
-    return tensors, heads
+    try:
+        shapes = {name: tuple(map(int, shape)) for name, shape in json.loads(metadata.get("shapes", "{}")).items()}
+        attributes = {
+            name: {str(attribute): int(number) for attribute, number in numbers.items()}
+            for name, numbers in json.loads(metadata.get("attributes", "{}")).items()
+        }
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: invalid sizes: {error}") from error
+    return tensors, heads, Origin(shapes, attributes)
 
 
 def _submodule(model: nn.Module, name: str, path: str | os.PathLike[str]) -> nn.Module:

@@ -223,7 +223,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _hooks(self) -> Iterator[None]:
         """Register hooks that know which module runs."""
         with ExitStack() as stack:
-            for name, module in self._model.named_modules():
+            for name, module in unscripted_modules(self._model):
                 for hook in self._hooks_for(name, module):
                     stack.callback(hook.remove)
             yield
@@ -246,6 +246,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             module.register_forward_pre_hook(enter, prepend=True),
             module.register_forward_hook(leave),
         ]
+
+
+def unscripted_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the modules that take hooks."""
+    return [(name, module) for name, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule)]
 
 
 def _written_tensors(func: Any, arguments: dict[str, Any]) -> list[Tensor]:
