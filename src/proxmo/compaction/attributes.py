@@ -22,6 +22,7 @@ from proxmo.compaction.analysis import Analysis
 from proxmo.compaction.cutting import Removal
 from proxmo.compaction.example_inputs import ModelInputs, output_tensors
 from proxmo.compaction.labels import WILD, Facts, Labels
+from proxmo.compaction.norms import precision_of_norms, rescale_norms
 from proxmo.compaction.outputs import are_close
 from proxmo.compaction.tracer import unscripted_modules
 
@@ -62,7 +63,7 @@ class AttributeSearch:
     analysis: Analysis
     removals: list[Removal]
     inputs: ModelInputs
-    changes: dict[Setting, tuple[int, int]] = field(default_factory=dict)
+    changes: dict[Setting, tuple[float, float]] = field(default_factory=dict)
     """The attributes that were set, with their old and new values."""
 
     def __post_init__(self) -> None:
@@ -70,6 +71,8 @@ class AttributeSearch:
         for removal in self.removals:
             self._removed[removal.atoms] = True
         self._removed = self._removed[self.analysis.root]
+        self.precision = precision_of_norms(self.analysis, self._removed)
+        self.changes |= rescale_norms(self.small, self.analysis, self._removed)
         self._sizes: dict[str, dict[int, int]] = {}
         self._kept_sizes: dict[str, set[int]] = {}
         self._find_sizes()
@@ -163,7 +166,7 @@ class AttributeSearch:
             nonlocal steps
             number = seen[name] = seen.get(name, -1) + 1
             expected = self._expected.get(name, [])
-            if number < len(expected) and not _agree(output_tensors(outputs), expected[number]):
+            if number < len(expected) and not _agree(output_tensors(outputs), expected[number], self.precision):
                 raise DeviatesError("removal changes the outputs")
             stack.pop()
             steps += 1
@@ -211,11 +214,11 @@ def _has_free_axis(facts: Facts) -> bool:
     return any((labels == WILD).any() and len(labels) > 1 for labels in facts.labels)
 
 
-def _agree(actual: list[Tensor], expected: list[Tensor | None]) -> bool:
+def _agree(actual: list[Tensor], expected: list[Tensor | None], precision: torch.dtype | None) -> bool:
     if len(actual) != len(expected):
         return False
     pairs = [(a, b) for a, b in zip(actual, expected, strict=True) if b is not None]
-    return are_close([a for a, _ in pairs], [b for _, b in pairs])
+    return are_close([a for a, _ in pairs], [b for _, b in pairs], precision)
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str, int]]:
@@ -231,7 +234,7 @@ def _numbers(module: nn.Module) -> Iterator[tuple[str, int]]:
                     yield f"{name}.{inner}", number
 
 
-def set_number(module: nn.Module, path: str, value: int) -> None:
+def set_number(module: nn.Module, path: str, value: float) -> None:
     """Set an attribute of a module, or of a copy of an object such as its ``config`` that others may share."""
     name, _, inner = path.partition(".")
     if not inner:

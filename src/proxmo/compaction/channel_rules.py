@@ -96,9 +96,12 @@ def _fixed(shape: Sequence[int]) -> Facts:
 def reduction(call: Call) -> list[Facts]:
     x = call.operands()[0]
     axes = _reduced_axes(call, len(x.labels))
+    takes_mean_square = call.name == "mean" and x.squared and len(axes) == 1
     for axis in axes:
-        if call.name in _ADD_UP:
+        if call.name in _ADD_UP or takes_mean_square:
             labels = x.labels[axis]
+            if takes_mean_square and (labels >= 0).any():
+                call.operation.norms.append((labels, call.results[0].dtype))
             alive = (labels >= 0) & (x.constant(axis) != 0)
             if alive.any():
                 call.operation.reads.append((labels[alive], f"{call.name} reads a varying value"))
@@ -107,16 +110,16 @@ def reduction(call: Call) -> list[Facts]:
     results = []
     for tensor in call.results:
         keeps_axes = tensor.dim() == len(x.labels)
-        labels: list[Labels] = []
+        kept: list[Labels] = []
         constants: list[Values | None] = []
         for axis in range(len(x.labels)):
             if axis not in axes:
-                labels.append(x.labels[axis])
+                kept.append(x.labels[axis])
                 constants.append(_reduced_constants(call, x.constant(axis)))
             elif keeps_axes:
-                labels.append(same_everywhere(1, WILD))
+                kept.append(same_everywhere(1, WILD))
                 constants.append(None)
-        results.append(Facts(tuple(labels), tuple(constants), x.varies))
+        results.append(Facts(tuple(kept), tuple(constants), x.varies))
     return results
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 Labels: TypeAlias = npt.NDArray[np.int64]
@@ -36,6 +37,8 @@ class Facts:
     """The number that all elements are equal to, if there is one."""
     grid: tuple[tuple[int, ...], Values] | None = None
     """Some axes that were one, and the constants of all elements along them: more than those along each axis."""
+    squared: bool = False
+    """Whether the elements are squares, whose mean a root mean square norm takes."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,6 +86,8 @@ class Operation:
     """Atoms that cannot be removed since they are read while not zero, with the reason."""
     folds: list[tuple[str, Labels, Labels, Values]] = field(default_factory=list)
     """Layer, atoms, indices of its inputs, constants: what can be added to its bias instead of being read."""
+    norms: list[tuple[Labels, torch.dtype]] = field(default_factory=list)
+    """Labels of axes of squares whose mean was taken, and its precision."""
     made: list[Labels] = field(default_factory=list)
     """Atoms of parameters that units are made by: rows of weights, biases, scales."""
     weights: list[Labels] = field(default_factory=list)

@@ -15,7 +15,7 @@ class Origin:
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The shapes that its parameters and buffers had, by name; empty if unknown."""
-    attributes: dict[str, dict[str, int]] = field(default_factory=dict)
+    attributes: dict[str, dict[str, float]] = field(default_factory=dict)
     """For each module the numbers that were set, such as ``num_heads``."""
 
     @classmethod
@@ -28,7 +28,7 @@ class Origin:
         model.__dict__[_NOTE] = self
 
 
-def note_origin(small: nn.Module, model: nn.Module, changes: dict[tuple[str, str], tuple[int, int]]) -> None:
+def note_origin(small: nn.Module, model: nn.Module, changes: dict[tuple[str, str], tuple[float, float]]) -> None:
     """Note on a compacted model what it was: the model, or what that was if it had been compacted before."""
     before = Origin.of(model)
     attributes = {name: dict(numbers) for name, numbers in before.attributes.items()}

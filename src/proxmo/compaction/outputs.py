@@ -18,11 +18,14 @@ def largest_difference(actual: list[Tensor], expected: list[Tensor]) -> float:
     return max((_difference(a, b) for a, b in zip(actual, expected, strict=True)), default=0.0)
 
 
-def are_close(actual: list[Tensor], expected: list[Tensor]) -> bool:
-    """Return whether outputs differ by rounding only: by 1e-5 · max(1, largest element of the tensor) in float32."""
+def are_close(actual: list[Tensor], expected: list[Tensor], coarsest: torch.dtype | None = None) -> bool:
+    """Return whether outputs differ by rounding only: by 1e-5 · max(1, largest element of the tensor) in float32.
+
+    ``coarsest`` is a precision that numbers are rounded to inside of the model, if that is below that of its outputs.
+    """
     if [x.shape for x in actual] != [x.shape for x in expected]:
         return False
-    return all(_difference(a, b) <= _tolerance(b) for a, b in zip(actual, expected, strict=True))
+    return all(_difference(a, b) <= _tolerance(b, coarsest) for a, b in zip(actual, expected, strict=True))
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
@@ -31,9 +34,14 @@ def _difference(a: Tensor, b: Tensor) -> float:
     return float(distance.max()) if distance.numel() else 0.0
 
 
-def _tolerance(tensor: Tensor) -> float:
+def _tolerance(tensor: Tensor, coarsest: torch.dtype | None) -> float:
     if not tensor.is_floating_point():
         return 0.0
     finite = tensor[tensor.isfinite()]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
-    return _TOLERANCE.get(tensor.dtype, 8 * torch.finfo(tensor.dtype).eps) * max(1.0, largest)
+    relative = max(_relative_tolerance(dtype) for dtype in (tensor.dtype, coarsest or tensor.dtype))
+    return relative * max(1.0, largest)
+
+
+def _relative_tolerance(dtype: torch.dtype) -> float:
+    return _TOLERANCE.get(dtype, 8 * torch.finfo(dtype).eps)

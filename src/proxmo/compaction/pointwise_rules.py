@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,14 @@ Evaluate = Callable[[list[Values]], Values]
 
 def pointwise(call: Call) -> list[Facts]:
     shape = tuple(call.results[0].shape)
-    return [combined(call.operands(), shape, call.operation, _evaluation(call))]
+    facts = combined(call.operands(), shape, call.operation, _evaluation(call))
+    return [replace(facts, squared=_is_square(call))]
+
+
+def _is_square(call: Call) -> bool:
+    if call.name == "mul":
+        return call.arguments["self"] is call.arguments["other"]
+    return call.name == "square" or (call.name == "pow" and call.arguments.get("exponent") == 2)
 
 
 def combined(operands: Sequence[Facts], shape: tuple[int, ...], operation: Operation, evaluate: Evaluate) -> Facts:

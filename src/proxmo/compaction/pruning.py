@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import torch
 from torch import nn
 
 from proxmo.compaction.analysis import Analysis, Family
@@ -31,7 +32,9 @@ class Pruner:
         self.analysis = Analysis(model, probes.to_trace(), choices)
         self.refused: dict[int, str] = {}
         """For families whose removal failed, by their first atom, the reason."""
-        self.attributes: dict[Setting, tuple[int, int]] = {}
+        self.attributes: dict[Setting, tuple[float, float]] = {}
+        self.precision: torch.dtype | None = None
+        """The coarsest precision of norms that were rescaled."""
         self._one_stays: set[int] = set()
 
     def run(self, *, once: bool = False) -> nn.Module:
@@ -76,14 +79,14 @@ class Pruner:
     def _attempt(self, quiet: nn.Module, removals: list[Removal]) -> nn.Module | str:
         """Return the model without the units, or why there is none."""
         if not removals:
-            self.attributes = {}
+            self.attributes, self.precision = {}, None
             return copy.deepcopy(quiet)
         small = without_units(quiet, removals)
         search = AttributeSearch(small, self.analysis, removals, self.probes.example)
-        problem = search.run() or self._why_rejected(small)
+        problem = search.run() or self._why_rejected(small, search.precision)
         if problem is not None:
             return problem
-        self.attributes = search.changes
+        self.attributes, self.precision = search.changes, search.precision
         return small
 
     def _find_failing(self, quiet: nn.Module, removals: list[Removal], problem: str) -> None:
@@ -103,14 +106,14 @@ class Pruner:
 
         add(removals, problem)
 
-    def _why_rejected(self, candidate: nn.Module) -> str | None:
+    def _why_rejected(self, candidate: nn.Module, precision: torch.dtype | None) -> str | None:
         """Return why the candidate is not equivalent to the model, or ``None`` if it is."""
         for probe, expected in self.expected:
             try:
                 actual = probe.output_tensors(candidate)
             except Exception as error:
                 return f"the pruned model does not run: {type(error).__name__}: {error}"
-            if not are_close(actual, expected):
+            if not are_close(actual, expected, precision):
                 return f"removal changes the outputs by {largest_difference(actual, expected):.1e}"
         if self.probes.trains and not runs_in_training(candidate, self.probes.example):
             return "the pruned model does not run in training mode"

@@ -36,7 +36,7 @@ class CompactionReport:
     """Largest absolute difference in outputs on the example inputs."""
     kept: list[str]
     """Zero units that had to stay, with the reason, layers that were not called, and branches that were not followed."""
-    attributes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    attributes: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Numbers in modules, such as ``num_heads``, that were set for the smaller model, before and after."""
 
     def __str__(self) -> str:

@@ -135,14 +135,17 @@ def _check_original_shapes(model: nn.Module, origin: Origin, path: str | os.Path
 
 
 def _set_attribute(
-    module: nn.Module, name: str, attribute: str, number: int, path: str | os.PathLike[str]
+    module: nn.Module, name: str, attribute: str, number: float, path: str | os.PathLike[str]
 ) -> None:
     """Set a number of a module; raise if the module has none of that name."""
     value: object = module
     for part in attribute.split("."):
         value = getattr(value, part, None)
-    if type(value) is not int:
-        raise ValueError(f"{path} sets {attribute!r} of {name!r}, which is not a whole number in the model")
+    unset_eps = value is None and isinstance(module, nn.RMSNorm) and attribute == "eps"
+    if type(value) is not type(number) and not unset_eps:
+        raise ValueError(
+            f"{path} sets {attribute!r} of {name!r} to {number}, which is {type(value).__name__} in the model"
+        )
     set_number(module, attribute, number)
 
 
@@ -168,12 +171,18 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]
     try:
         shapes = {name: tuple(map(int, shape)) for name, shape in json.loads(metadata.get("shapes", "{}")).items()}
         attributes = {
-            name: {str(attribute): int(number) for attribute, number in numbers.items()}
+            name: {str(attribute): _number(number) for attribute, number in numbers.items()}
             for name, numbers in json.loads(metadata.get("attributes", "{}")).items()
         }
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: invalid sizes: {error}") from error
     return tensors, heads, Origin(shapes, attributes)
+
+
+def _number(value: object) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r} is not a number")
+    return value  # type: ignore[return-value]
 
 
 def _submodule(model: nn.Module, name: str, path: str | os.PathLike[str]) -> nn.Module:
