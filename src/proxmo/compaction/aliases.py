@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from proxmo.compaction.calls import operator_name
-from proxmo.compaction.labels import Facts, Operation, Values, without_units
+from proxmo.compaction.labels import Facts, Labels, Operation, Values, without_units
 from proxmo.compaction.movement_rules import permuted, reshaped
 from proxmo.compaction.splits import Splits
 
@@ -98,7 +98,7 @@ def _written_back(base: Facts, part: Facts, view: View, operation: Operation, sp
     return without_units(base.shape, varies=True)
 
 
-def _written_part(base: Facts, part: Facts, axis: int, places: np.ndarray, operation: Operation) -> Facts:  # type: ignore[type-arg]
+def _written_part(base: Facts, part: Facts, axis: int, places: Labels, operation: Operation) -> Facts:
     whole = len(places) == len(base.labels[axis])
     labels, constants = [], []
     for k, own in enumerate(base.labels):

@@ -91,13 +91,13 @@ class Analysis:
             raise CompactionError("no output depends on its parameters: the model has none")
         constants = {name: constants_of(tensor) for name, tensor in self.atoms.tensors.items()} if values else {}
         if choices is None:
-            survey = Splits(self.atoms.size)
+            survey = Splits(self.atoms.size, self.atoms.size)
             choices = survey.choose(Tracer(model, self.atoms, survey, {}).run(probes[0]).live_operations())
         self.choices = choices
         self.traces: list[Trace] = []
         total = self.atoms.size
         for probe in probes:
-            splits = Splits(total, choices)
+            splits = Splits(self.atoms.size, total, choices)
             keep = values and not self.traces  # the first call is what a smaller model is compared with
             self.traces.append(Tracer(model, self.atoms, splits, constants, keep_outputs=keep).run(probe))
             total = splits.atoms
@@ -108,7 +108,8 @@ class Analysis:
         self.read = self._reasons([item for operation in live for item in operation.reads])
         self.folds = self._folds(live)
         self._made = self._made_atoms(every)
-        self.unused = sorted(set(self.atoms.tensors) - set.union(*(trace.used for trace in self.traces)))
+        used = {name for trace in self.traces for name in trace.used}
+        self.unused = sorted(self.atoms.tensors.keys() - used)
         self.families = self._families()
 
     def removable(self, family: Family) -> npt.NDArray[np.bool_]:
@@ -145,7 +146,7 @@ class Analysis:
                 for atom, index, value in zip(
                     self.root[atoms].tolist(), indices.tolist(), values.tolist(), strict=True
                 ):
-                    atom_before, value_before = merged.setdefault((layer, index), (atom, value))
+                    _, value_before = merged.setdefault((layer, index), (atom, value))
                     if value_before != value:
                         self.read.setdefault(atom, f"{layer!r} reads a varying value")
         by_layer: dict[str, list[tuple[int, int, float]]] = {}

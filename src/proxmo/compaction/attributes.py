@@ -199,7 +199,7 @@ class AttributeSearch:
         return (labels >= 0) & self._removed[np.maximum(labels, 0)]
 
     def _find_sizes(self) -> None:
-        """Find for each module the sizes of axes in its operations that change, with the new ones, and those that stay."""
+        """Find for each module the sizes of axes in its operations that change, and those that stay."""
         for operation in self.analysis.traces[0].operations:
             for labels in operation.results:
                 gone = int(self._is_removed(labels).sum())

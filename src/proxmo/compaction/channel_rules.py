@@ -8,7 +8,6 @@ import numpy as np
 
 from proxmo.compaction.calls import Call
 from proxmo.compaction.labels import FIXED, WILD, Facts, Labels, Values, same_everywhere
-from proxmo.compaction.pointwise_rules import combined
 
 _KEEP_CONSTANTS = frozenset({"mean", "amax", "amin", "max", "min"})
 """Reductions that return the constant, however many elements it is reduced over."""
@@ -184,12 +183,6 @@ def embedding_bag(call: Call) -> list[Facts]:
     zero = np.where(weight.constant(1) == 0, 0.0, np.nan)
     bags = Facts((same_everywhere(len(result), FIXED), weight.labels[1]), (None, zero), True)
     return [bags, *(_fixed(tensor.shape) for tensor in call.results[1:])]
-
-
-def joined_pointwise(call: Call) -> list[Facts]:
-    """Operations on elements at the same place, whose constants are not followed."""
-    shape = tuple(call.results[0].shape)
-    return [combined(call.operands(), shape, call.operation, lambda values: np.full(len(values[0]), np.nan))]
 
 
 CHANNEL_RULES = {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from proxmo.compaction.calls import Call
-from proxmo.compaction.labels import FIXED, Facts, Labels, Values, atoms_in, same_everywhere
+from proxmo.compaction.labels import FIXED, Facts, Labels, Values, atoms_in, same_everywhere, without_units
 from proxmo.compaction.movement_rules import permuted
 from proxmo.compaction.pointwise_rules import added
 
@@ -188,13 +188,12 @@ def convolution(call: Call) -> list[Facts]:
     if border:
         inputs = _zeros(inputs)
     if groups == 1:
-        data, weights = (x.labels[1], x.constant(1)), (weight.labels[1], weight.constant(1))
-        record_read(call, data, weights, made=False, foldable=True, border=border)
+        data, kernel = (x.labels[1], x.constant(1)), (weight.labels[1], weight.constant(1))
+        record_read(call, data, kernel, made=False, foldable=True, border=border)
         outputs, made = weight.labels[0], _convolved_constants(tensor, inputs)
     else:
         outputs, made = _grouped(call, x, weight, tensor, inputs)
-    labels = (x.labels[0], outputs, *spatial)
-    result = Facts(labels, (None, made, *(None for _ in spatial)), True)
+    result = Facts((x.labels[0], outputs, *spatial), (None, made, *(None for _ in spatial)), True)
     bias = call.optional_facts("bias")
     if bias is None:
         return [result]
@@ -225,7 +224,7 @@ def _grouped(call: Call, x: Facts, weight: Facts, tensor: Tensor, inputs: Values
         per_group = tensor.shape[1]
         first = np.repeat(into[:, 0], per_group)
         rows = weight.labels[0].reshape(groups, -1)
-        by_group = tensor.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+        by_group = tensor.reshape(groups, -1, *tensor.shape[1:]).transpose(1, 2).flatten(0, 1)
     else:
         rows = weight.labels[0].reshape(groups, -1)
         first = weight.labels[0]
@@ -252,7 +251,7 @@ def _has_border_effects(call: Call) -> bool:
 
 
 def attention(call: Call) -> list[Facts]:
-    """Scaled dot-product attention on (batch, heads, time, dimensions), with groups of queries if there are fewer keys."""
+    """Attention on (batch, heads, time, dimensions), with groups of queries if there are fewer heads of keys."""
     q, k, v = (call.facts(name) for name in ("query", "key", "value"))
     operation = call.operation
     groups = len(q.labels[1]) // len(k.labels[1])
@@ -286,7 +285,24 @@ def _fixed_like(tensor: Tensor) -> tuple[Labels, ...]:
     return tuple(same_everywhere(size, FIXED) for size in tensor.shape)
 
 
+def grouped_mm(call: Call) -> list[Facts]:
+    """Rows of a matrix by groups, each times a matrix of its own, as tokens by experts."""
+    x, weight = call.facts("self"), call.facts("mat2")
+    if len(x.labels) != 2 or len(weight.labels) != 3:
+        for labels in (*x.labels, *weight.labels):
+            call.operation.mix(labels)
+        return [without_units(call.results[0].shape, varies=True)]
+    call.operation.block(weight.labels[0], f"{call.name} chooses matrices by their number")
+    call.operation.weights.append(weight.labels[0])
+    _read(call, x, 1, weight, 1, None)
+    constants = (_zeros(x.constant(0)), _zeros(weight.constant(2)))
+    product = Facts((x.labels[0], weight.labels[2]), constants, True)
+    bias = call.optional_facts("bias")
+    return [product if bias is None else added([product, bias], product.shape, call.operation)]
+
+
 CONTRACTION_RULES = {
+    "_grouped_mm": grouped_mm,
     "mm": mm,
     "addmm": addmm,
     "mv": mv,

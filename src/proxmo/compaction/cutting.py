@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from proxmo.compaction.analysis import Family, Fold
 from proxmo.compaction.attention import remove_heads, replace_attention
-from proxmo.compaction.labels import Labels
+from proxmo.compaction.labels import Labels, Values
 from proxmo.compaction.layer_sizes import update_size_attributes
 
 
@@ -68,7 +68,7 @@ def silenced(model: nn.Module, removals: list[Removal], folds: list[Fold]) -> nn
     return model
 
 
-def _fold_into_bias(layer: nn.Module, indices: Labels, values: np.ndarray) -> None:  # type: ignore[type-arg]
+def _fold_into_bias(layer: nn.Module, indices: Labels, values: Values) -> None:
     assert isinstance(layer, (nn.Linear, _ConvNd))
     weight = layer.weight[:, torch.from_numpy(indices).to(layer.weight.device)].double()
     sums = weight.flatten(2).sum(2) if weight.dim() > 2 else weight
@@ -81,7 +81,7 @@ def _fold_into_bias(layer: nn.Module, indices: Labels, values: np.ndarray) -> No
 
 @torch.no_grad()
 def without_units(model: nn.Module, removals: list[Removal]) -> nn.Module:
-    """Return a model whose tensors lack the units; it shares the others, and its own modules have the sizes they had."""
+    """Return a model whose tensors lack the units; it shares the others, and numbers in its modules are as before."""
     removed = RemovedIndices.of(removals).by_axis
     heads: dict[str, list[int]] = {}
     for name, layer in model.named_modules():

@@ -45,7 +45,9 @@ class ModelInputs:
     @property
     def has_numbers(self) -> bool:
         """Whether there are tensors of real numbers among the inputs."""
-        return any(isinstance(x, Tensor) and x.is_floating_point() for x in pytree.tree_leaves((self.args, self.kwargs)))
+        return any(
+            isinstance(x, Tensor) and x.is_floating_point() for x in pytree.tree_leaves((self.args, self.kwargs))
+        )
 
     def shuffled(self) -> ModelInputs:
         """Return inputs with the elements of each float tensor shuffled: a second, equally valid test point."""
@@ -78,7 +80,7 @@ def output_tensors(outputs: Any) -> list[Tensor]:
 
 @contextmanager
 def isolated_torch_state() -> Iterator[None]:
-    """Restore the RNG state on exit, and disable fused kernels that hide the operations of Transformer and LSTM layers."""
+    """Restore the RNG state on exit, and disable fused kernels, which hide the operations of some layers."""
     fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
     mkldnn_enabled = torch._C._get_mkldnn_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -1,8 +1,9 @@
-"""Which axes of which tensors belong together: labels of axes, and what operations say about them.
+"""Labels of axes, which tell what belongs together, and what operations say about them.
 
-Every index along every axis of a parameter or buffer is an atom, a number ≥ 0. Each axis of each tensor in a call of the
-model carries an array of labels, one per index: the atom that it stems from, or `FIXED` if nothing may be removed there,
-as along the axes of the inputs, or `WILD` if any may, as after an expansion. Operations join atoms, block atoms, and read them. What is joined can only be removed together: it is a unit.
+Every index along every axis of a parameter or buffer is an atom, a number ≥ 0. Each axis of each tensor in a call of
+the model carries an array of labels, one per index: the atom that it stems from, or `FIXED` if nothing may be removed
+there, as along the axes of the inputs, or `WILD` if anything may, as after an expansion. Operations join atoms, block
+atoms, and read them. What is joined can only be removed together: it is a unit.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Operation:
             fixed = (atoms >= 0) & (other == FIXED)
             if fixed.any():
                 self.block(atoms[fixed], f"{self.name} joins its channels with values of a fixed size")
-        return np.where(a >= 0, a, np.where((b >= 0) | (b == FIXED), b, a))
+        return np.where((a == FIXED) | (b == FIXED), FIXED, np.where(a >= 0, a, b))
 
     def join_all(self, labels: Labels) -> None:
         """Join all atoms among the labels with each other."""

@@ -25,8 +25,8 @@ def update_size_attributes(module: nn.Module) -> None:
     elif isinstance(module, nn.RMSNorm) and module.weight is not None:
         module.normalized_shape = tuple(module.weight.shape)
     elif isinstance(module, nn.RNNBase):
-        module.input_size = module.weight_ih_l0.shape[1]
-        module.hidden_size = module.weight_ih_l0.shape[0] // _gates(module)
+        weight = module.get_parameter("weight_ih_l0")
+        module.input_size, module.hidden_size = weight.shape[1], weight.shape[0] // _gates(module)
     elif isinstance(module, nn.RNNCellBase):
         module.input_size, module.hidden_size = module.weight_ih.shape[1], module.weight_hh.shape[1]
     elif isinstance(module, nn.PReLU):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -91,6 +92,11 @@ def _flattened(axes: list[tuple[Labels, Values]], operation: Operation, splits: 
     for labels, constants in axes:
         outer, inner = np.repeat(flat, len(labels)), np.tile(labels, len(flat))
         outer_values, inner_values = np.repeat(values, len(labels)), np.tile(constants, len(flat))
+        if not splits.is_survey:  # new tensors are as large as needed, so what they are merged with counts
+            outer, inner = (
+                np.where((one >= splits.model_atoms) & (other >= 0), WILD, one)
+                for one, other in ((outer, np.where(inner >= splits.model_atoms, FIXED, inner)), (inner, outer))
+            )
         both = (outer >= 0) & (inner >= 0)
         if both.any() and not splits.is_survey:
             operation.block(inner[both], f"{operation.name} merges its axis with that of other units")
@@ -167,7 +173,7 @@ def dropped(facts: Facts, axis: int, index: int | None = None) -> Facts:
     if axis in axes:
         if index is None:
             return facts.with_axes(labels, constants)
-        values = values.take(index, axes.index(axis))
+        values = np.asarray(values.take(index, axes.index(axis)))
     axes = tuple(other - (other > axis) for other in axes if other != axis)
     if len(axes) == 1:
         constants[axes[0]] = values
@@ -314,7 +320,7 @@ def pad(call: Call) -> list[Facts]:
     return [Facts(tuple(labels), tuple(constants), facts.varies)]
 
 
-def _padded(values: np.ndarray, width: int, at_start: bool, fill: float) -> np.ndarray:  # type: ignore[type-arg]
+def _padded(values: Any, width: int, at_start: bool, fill: float) -> Any:
     if width < 0:
         return values[-width:] if at_start else values[:width]
     added = np.full(width, fill, dtype=values.dtype)

@@ -1,7 +1,7 @@
 """Rescale root mean square norms when channels that are zero are removed.
 
-With d channels, y = w·x / √(mean(x²) + eps). If only d' are left, and the others were zero, the mean is d/d' times what it
-was. So with eps·d/d' and w·√(d/d') the result is the same.
+With d channels, y = w·x / √(mean(x²) + eps). If only d' are left, and the others were zero, the mean is d/d' times
+what it was. So with eps·d/d' and w·√(d/d') the result is the same.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ _LARGEST_EPS = 1e-2
 
 
 @torch.no_grad()
-def rescale_norms(
-    small: nn.Module, analysis: Analysis, removed: Labels
-) -> dict[tuple[str, str], tuple[float, float]]:
+def rescale_norms(small: nn.Module, analysis: Analysis, removed: Labels) -> dict[tuple[str, str], tuple[float, float]]:
     """Rescale the norms of a model after a cut, in place.
 
     Args:
@@ -57,7 +55,7 @@ def precision_of_norms(analysis: Analysis, removed: Labels) -> torch.dtype | Non
 
 
 def _ratios(analysis: Analysis, removed: Labels) -> Iterator[tuple[str, float, torch.dtype]]:
-    """Yield norms whose number of channels changed, with the ratio of the old to the new number, and their precision."""
+    """Yield norms whose number of channels changed, the ratio of the old to the new number, and their precision."""
     seen = set()
     for operation in analysis.traces[0].operations:
         for labels, dtype in operation.norms:

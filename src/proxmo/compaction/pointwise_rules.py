@@ -105,8 +105,7 @@ def _apply(call: Call, values: list[Values]) -> Values:
     keyword = {name: value for name, value in bound.items() if schema[name].kwarg_only}
     try:
         result = call.func(*positional, **keyword)
-        numbers: Values = result.to(torch.float64).numpy()
-        return numbers.copy()
+        return np.array(result.to(torch.float64).numpy(), dtype=float)
     except Exception:  # an operator that does not take float64: nothing is known
         return np.full(len(values[0]), np.nan)
 

@@ -35,7 +35,7 @@ class CompactionReport:
     difference: float
     """Largest absolute difference in outputs on the example inputs."""
     kept: list[str]
-    """Zero units that had to stay, with the reason, layers that were not called, and branches that were not followed."""
+    """Zero units that had to stay, with the reason, layers that were not called, branches that were not followed."""
     attributes: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Numbers in modules, such as ``num_heads``, that were set for the smaller model, before and after."""
 

@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from proxmo.compaction.attention import PrunedMultiheadAttention, replace_attention
+from proxmo.compaction.attributes import set_number
 from proxmo.compaction.errors import require_package
 from proxmo.compaction.example_inputs import isolated_torch_state
-from proxmo.compaction.attributes import set_number
 from proxmo.compaction.layer_sizes import update_size_attributes
 from proxmo.compaction.origin import Origin, tensor_shapes
 from proxmo.files import written_whole
@@ -134,9 +134,7 @@ def _check_original_shapes(model: nn.Module, origin: Origin, path: str | os.Path
             )
 
 
-def _set_attribute(
-    module: nn.Module, name: str, attribute: str, number: float, path: str | os.PathLike[str]
-) -> None:
+def _set_attribute(module: nn.Module, name: str, attribute: str, number: float, path: str | os.PathLike[str]) -> None:
     """Set a number of a module; raise if the module has none of that name."""
     value: object = module
     for part in attribute.split("."):

@@ -2,8 +2,8 @@
 
 Channels that are seen as (heads, dimensions) can only be removed by whole heads, or by one dimension of all heads. A
 first trace, the survey, gives every new axis atoms of its own and looks which are blocked until the next split. The
-outermost axis that is not carries the units: of (3, heads, dimensions) with rotary embeddings the heads, since the first
-axis is taken apart and the last is joined with angles.
+outermost axis that is not carries the units: of (3, heads, dimensions) with rotary embeddings the heads, since the
+first axis is taken apart and the last is joined with angles.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ class Splits:
     """Chooses an axis for every split.
 
     Args:
-        atoms: the number of atoms so far.
+        model_atoms: the number of atoms of the model.
+        atoms: the number of all atoms so far.
         choices: for each site the axis, or ``None`` if all are blocked; without them, this is the survey.
     """
 
-    def __init__(self, atoms: int, choices: dict[Site, int | None] | None = None) -> None:
-        self.atoms, self._choices = atoms, choices
+    def __init__(self, model_atoms: int, atoms: int, choices: dict[Site, int | None] | None = None) -> None:
+        self.model_atoms, self.atoms, self._choices = model_atoms, atoms, choices
         self._seen: dict[str, int] = {}
         self._candidates: dict[Site, list[tuple[int, Labels]]] = {}
 
@@ -61,7 +62,7 @@ class Splits:
         return labels
 
     def choose(self, operations: list[Operation]) -> dict[Site, int | None]:
-        """Return the choices from a survey: the first axis that is not blocked, unless one before is mixed as a whole."""
+        """Return the choices from a survey: the first axis that is not blocked, unless one before is mixed."""
         root = Components(self.atoms, [pair for operation in operations for pair in operation.joins]).root
         blocked, mixed = np.zeros(self.atoms, dtype=bool), np.zeros(self.atoms, dtype=bool)
         for operation in operations:

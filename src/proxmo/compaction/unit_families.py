@@ -12,6 +12,7 @@ from torch import nn
 from proxmo.compaction.analysis import Analysis, Family, Part
 from proxmo.compaction.compacting import working_copy
 from proxmo.compaction.example_inputs import ModelInputs
+from proxmo.compaction.labels import Labels
 from proxmo.compaction.probes import Probes
 from proxmo.compaction.pruning import Pruner, value_branch_notes
 
@@ -59,8 +60,9 @@ def find_units(model: nn.Module, inputs: ModelInputs) -> FoundUnits:
     """Return the removable units, and for each other layer why its units are not."""
     traced = working_copy(model)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    named = dict(traced.named_parameters())
     trial = _Trial(traced, inputs, set(trained))
-    obstacles: dict[str, str] = {}
+    obstacles: dict[str, tuple[int, str]] = {}
     units: list[UniformUnits] = []
     axes: dict[str, tuple[int, str]] = {}
     for family in trial.families:
@@ -73,12 +75,15 @@ def find_units(model: nn.Module, inputs: ModelInputs) -> FoundUnits:
         if reason is None and parts:
             axes |= {part.name: (part.axis, family.root) for part in parts}
             units.append(_uniform_units(family.root, parts, trained))
-        elif reason is not None:
-            obstacles.setdefault(family.root, reason)
+        elif reason is not None:  # that of most weights counts
+            weights = sum(part.indices.size * _row_size(named, part) for part in family.parts if part.made)
+            obstacles[family.root] = max(
+                obstacles.get(family.root, (0, "")), (weights, reason), key=lambda item: item[0]
+            )
     with_units = {unit.root for unit in units}
     return FoundUnits(
         units,
-        {root: reason for root, reason in obstacles.items() if root not in with_units},
+        {root: reason for root, (_, reason) in obstacles.items() if root not in with_units},
         value_branch_notes(trial.analysis),
     )
 
@@ -119,14 +124,20 @@ class _Trial:
         return next((self._after.analysis.read[atom] for atom in chosen if atom in self._after.analysis.read), None)
 
 
-def _every_second(family: Family) -> np.ndarray:  # type: ignore[type-arg]
+def _row_size(named: dict[str, nn.Parameter], part: Part) -> int:
+    p = named[part.name]
+    return p.numel() // p.shape[part.axis]
+
+
+def _every_second(family: Family) -> Labels:
     return np.arange(0, family.size, 2)[: family.size - 1]
 
 
 @torch.no_grad()
-def _set_zero(model: nn.Module, parts: list[Part], units: np.ndarray) -> None:  # type: ignore[type-arg]
+def _set_zero(model: nn.Module, parts: list[Part], units: Labels) -> None:
+    named = dict(model.named_parameters())
     for part in parts:
-        p = model.get_parameter(part.name)
+        p = named[part.name]
         p.index_fill_(part.axis, torch.from_numpy(part.indices[units].reshape(-1)).to(p.device), 0.0)
 
 
