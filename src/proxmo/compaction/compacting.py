@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.prune import BasePruningMethod
 
 from proxmo import shards
 from proxmo.compaction.errors import CompactionError
@@ -78,6 +79,12 @@ def working_copy(model: nn.Module) -> nn.Module:
         raise TypeError(f"model must be an nn.Module that is neither scripted nor compiled, got {type(model).__name__}")
     if any(map(is_lazy, model.parameters())):
         raise ValueError("model must have no uninitialized parameters, got lazy layers: call the model once first")
+    for name, module in model.named_modules():
+        if any(isinstance(hook, BasePruningMethod) for hook in module._forward_pre_hooks.values()):
+            raise ValueError(
+                f"model must have no active masks of torch.nn.utils.prune, got one on {name!r}: prune.remove makes it "
+                "permanent"
+            )
     try:
         return copy.deepcopy(model).eval()
     except Exception as error:
