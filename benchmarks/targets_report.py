@@ -29,7 +29,7 @@ COLOURS = {
 }
 MARKERS = {"trimmed": "o", "gradual": "s", "one-shot": "v", "searched": "D", "pat": "^", "scratch": "X"}
 HALF_A_POINT = 0.005
-COLUMNS = ("task", "blocks", "removed", *LABELS.values())
+COLUMNS = ("task", "blocks", "removed", "seeds", *LABELS.values())
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ def rows(records: list[Record]) -> list[tuple[str, ...]]:
     for task, kind, target in settings:
         keys = [(task, *(("elements", 0.0) if name == "dense" else (kind, target)), name) for name in LABELS]
         scores = [str(found[key]) if key in found else "" for key in keys]
-        lines.append((task, kind, f"{target:.0%}", *scores))
+        counts = sorted({len(found[key].records) for key in keys if key in found})
+        seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        lines.append((task, kind, f"{target:.0%}", seeds, *scores))
     return lines
 
 
