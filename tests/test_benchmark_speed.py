@@ -112,7 +112,7 @@ def test_command_runs_chosen_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["step"], "SUITE must be one of steps, kernels, training, sweep, curves, got step"),
+        (["step"], "SUITE must be one of steps, adam_steps, kernels, training, sweep, curves, got step"),
         (["--repeats", "2"], "--repeats must be at least 3, got 2"),
     ],
 )
