@@ -161,19 +161,15 @@ class ProxAdamW(ProxOptimizer):
             found.append(shards.like(_step_sizes(group, moments, float(group["lr"]))[0], state["exp_avg_sq"]))
         return found
 
-    def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
-        return [self.state[p]["exp_avg"] for p in params]
-
     def _moments(self, group: Group, params: list[Tensor]) -> Moments:
         """Return the state of the parameters, which counts their gradients from here on."""
         gradients = [shards.placed_like(p.grad, p) for p in params if p.grad is not None]
         states = [self._state(group, p) for p in params]
         # Distributed checkpoints ask for the state by a step with lr = 0 and zero gradients, which must not count.
         idle = not torch.compiler.is_compiling() and is_zero(group["lr"]) and square(gradients) == 0
-        if not (idle and all(float(state["step"]) == 0 for state in states)):
-            torch._foreach_add_([state["step"] for state in states], 1)
-        elif idle:
+        if idle and all(float(state["step"]) == 0 for state in states):
             return Moments([], [], [], [], [])
+        torch._foreach_add_([state["step"] for state in states], 1)
         averages, squares = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]
         counts = [s["step"] if torch.compiler.is_compiling() else float(s["step"]) for s in states]
         return Moments(params, gradients, averages, squares, counts)
