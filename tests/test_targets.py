@@ -25,7 +25,7 @@ class Run:
         self.model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
         self.penalty = Trimmed(proxmo.GroupL2(0.5) if inner is None else inner, 1.0, scope)
         groups = proxmo.param_groups(self.model, self.penalty)
-        self.optimizer = proxmo.ProxSGD(groups, lr=0.2, momentum=0.8)
+        self.optimizer: proxmo.ProxOptimizer = proxmo.ProxSGD(groups, lr=0.2, momentum=0.8)
         self.live: Trimmed = self.optimizer.param_groups[0]["penalty"]
         self.scheduler = KeepScheduler(self.optimizer, keep, horizon, **options)
         self.horizon = horizon
@@ -53,6 +53,36 @@ def test_target_is_met_exactly_without_choosing_a_strength(inner: Any, keep: flo
     run.train()
     assert run.live.count_nonzero(run.weights()) == round(keep * run.live.count_blocks(run.weights()))
     assert run.live.keep == keep
+
+
+@pytest.mark.parametrize("metric", ["element", "block"])
+@pytest.mark.parametrize("inner", [proxmo.GroupL2(0.5), proxmo.GroupLInf(0.5), proxmo.L1(0.5)], ids=str)
+def test_target_is_met_in_the_metric_of_adam(inner: Any, metric: Any) -> None:
+    """Nearly all blocks are gone before the ramp ends, when the strength becomes large enough for every step."""
+    run = Run(inner, keep=0.25)
+    run.optimizer = proxmo.ProxAdamW(proxmo.param_groups(run.model, run.penalty), lr=0.02, metric=metric)
+    run.live = run.optimizer.param_groups[0]["penalty"]
+    run.scheduler = KeepScheduler(run.optimizer, 0.25, run.horizon)
+    run.train(range(29))
+    blocks = run.live.count_blocks(run.weights())
+    assert run.live.count_nonzero(run.weights()) < 0.3 * blocks
+    run.train(range(29, run.horizon))
+    assert run.live.count_nonzero(run.weights()) == round(0.25 * blocks)
+
+
+def test_target_of_units_is_met_in_the_metric_of_adam() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+    groups = proxmo.unit_groups(model, torch.zeros(1, 6), Trimmed(proxmo.GroupL2(0.5), 1.0))
+    optimizer = proxmo.ProxAdamW(groups, lr=0.02)
+    scheduler = KeepScheduler(optimizer, keep=0.25, horizon=40)
+    for k in range(40):
+        x = torch.randn(16, 6, generator=torch.Generator().manual_seed(k))
+        optimizer.zero_grad()
+        (model(x) - x[:, :4]).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.sparsity()[0].groups == 0.75
 
 
 @pytest.mark.parametrize("horizon", [2, 3, 7])

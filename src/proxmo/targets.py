@@ -145,10 +145,20 @@ class KeepScheduler:
             return strength
         steps = min(max(1, round(WINDOW * ramp)), remaining)
         for group in self._groups(penalty):
-            lr = _step_size(group)
-            if lr > 0:
-                strength = max(strength, penalty.largest_threshold(_tensors(group), lr) / (lr * steps))
+            size = self._prox_steps(group)
+            if float(group["lr"]) > 0 and size != 0:
+                strength = max(strength, penalty.sufficient_strength(_tensors(group), size) / steps)
         return strength
+
+    @torch.no_grad()
+    def _prox_steps(self, group: Group) -> float | list[Tensor]:
+        """Return the step of the prox for all tensors that the penalty ranks, or one for each."""
+        units, params = trained(group)
+        steps = self.optimizer.prox_steps(group, params)
+        if units is None or not isinstance(steps, list):
+            return steps
+        steps = [step.expand(p.shape) for step, p in zip(steps, params, strict=True)]
+        return list(seen_by_penalty(units, steps))
 
     def _warn_if_missed(self) -> None:
         for penalty in self._penalties:
@@ -168,11 +178,6 @@ def _check_strengths(penalties: list[Trimmed]) -> None:
             )
     if len({id(penalty.penalty) for penalty in penalties}) < len(penalties):
         raise ValueError("each trimmed penalty must trim a penalty object of its own, got one that is shared")
-
-
-def _step_size(group: Group) -> float:
-    """Return the step size of a group's last step: lr, or for `AutoProxSGD` lr times what it found."""
-    return float(group["lr"]) * float(group.get("tuned_lr", 1.0))
 
 
 @torch.no_grad()

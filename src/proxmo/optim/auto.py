@@ -158,6 +158,9 @@ class AutoProxSGD(ProxOptimizer):
     def _distance_from(self, point: str, params: list[Tensor]) -> float:
         return distance(params, [self.state[p][point] for p in params])
 
+    def prox_steps(self, group: Group, params: list[Tensor]) -> float:
+        return float(group["lr"]) * float(group["tuned_lr"])
+
     def _step_group(self, group: Group, params: list[Tensor]) -> None:
         super()._step_group({**group, "lr": group["lr"] * group["tuned_lr"]}, params)
 

@@ -168,6 +168,16 @@ class ProxOptimizer(Optimizer):
             )
         return certificate
 
+    def prox_steps(self, group: Group, params: list[Tensor]) -> float | list[Tensor]:
+        """Return the step that the prox has, as far as is known before a step: one for all, or a tensor for each.
+
+        >>> import torch, proxmo
+        >>> optimizer = proxmo.ProxSGD([torch.zeros(2)], lr=0.5)
+        >>> optimizer.prox_steps(optimizer.param_groups[0], optimizer.param_groups[0]["params"])
+        0.5
+        """
+        return float(group["lr"])
+
     @torch.no_grad()
     def penalty_value(self) -> Tensor:
         """Return ψ at the current point, summed over all trained parameters; +inf outside a constraint.

@@ -148,6 +148,19 @@ class ProxAdamW(ProxOptimizer):
             if some.params:
                 _take_step(group, some, certificates)
 
+    @torch.no_grad()
+    def prox_steps(self, group: Group, params: list[Tensor]) -> list[Tensor]:
+        """Return lr/(√(v/(1 − β₂ᵏ)) + ε) for each parameter; before its first gradient that is not known, and lr."""
+        found = []
+        for p in params:
+            state = self.state.get(p)
+            if not state or float(state["step"]) == 0:
+                found.append(torch.full_like(widen(p), float(group["lr"])))
+                continue
+            moments = Moments([p], [p], [state["exp_avg"]], [state["exp_avg_sq"]], [float(state["step"])])
+            found.append(shards.like(_step_sizes(group, moments, float(group["lr"]))[0], state["exp_avg_sq"]))
+        return found
+
     def _directions(self, group: Group, params: list[Tensor]) -> list[Tensor]:
         return [self.state[p]["exp_avg"] for p in params]
 

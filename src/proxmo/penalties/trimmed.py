@@ -179,23 +179,23 @@ class Trimmed(Penalty):
 
     @property
     def knows_thresholds(self) -> bool:
-        """Whether blocks vanish from a step·strength on that is known, for `largest_threshold`."""
+        """Whether blocks vanish from a strength on that is known, for `sufficient_strength`."""
         return type(self.penalty) in (L1, GroupL2, GroupLInf)
 
-    def largest_threshold(self, tensors: Sequence[Tensor], step: float) -> float:
-        """Return the step·strength from which on every block that is not left alone vanishes."""
-        tensors = [x for x in tensors if x.numel()]
-        spared = self._spared([self._envelopes(x, step) for x in tensors], tensors)
+    def sufficient_strength(self, tensors: Sequence[Tensor], step: float | list[Tensor]) -> float:
+        """Return the strength from which on every block that is not left alone vanishes in one step."""
+        tensors, steps = without_empty(list(tensors), step)
+        spared = self._spared([self._envelopes(x, one) for x, one in zip(tensors, steps, strict=True)], tensors)
         largest = 0.0
-        for x, mask in zip(tensors, spared, strict=True):
-            thresholds, process_groups = self._thresholds(widen(x))
+        for x, one, mask in zip(tensors, steps, spared, strict=True):
+            thresholds, process_groups = self._thresholds(widen(x) / one)
             others = torch.where(mask, 0.0, thresholds)
             found = others.max() if others.numel() else others.new_zeros(())
             largest = max(largest, float(shards.max_over_ranks(found, process_groups)))
         return largest
 
     def _thresholds(self, x: Tensor) -> Ranking:
-        """Return for each block the step·strength from which on it vanishes."""
+        """Return for each block of x = point/step the strength from which on it vanishes."""
         if isinstance(self.penalty, Elementwise):
             return Ranking(shards.local(x).abs(), process_groups_of(x))
         groups = Groups(x, self.penalty.dim)
