@@ -12,7 +12,6 @@ from importlib import util
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
 from torch.nn.functional import softshrink
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR

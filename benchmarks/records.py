@@ -1,4 +1,4 @@
-"""Records of runs: each run writes one, and runs that have one are not run again, so that a benchmark can be resumed."""
+"""Records of runs: runs that have one are not run again, so that a benchmark can be stopped and resumed."""
 
 from __future__ import annotations
 

@@ -85,7 +85,14 @@ def report(runs: list[Run], out: Path) -> None:
     records = [record for run in runs if (record := read(run.path(out), Record)) is not None]
     if not records:
         raise SystemExit(f"no records in {out}")
-    write(out, "targets", [asdict(record) for record in records], draw(records, LOOKS), columns(LOOKS), rows(records, LOOKS))
+    write(
+        out,
+        "targets",
+        [asdict(record) for record in records],
+        draw(records, LOOKS),
+        columns(LOOKS),
+        rows(records, LOOKS),
+    )
 
 
 @one_thread()
