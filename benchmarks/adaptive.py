@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from benchmarks.adaptive_methods import METHODS, TARGETS, methods_for
-from benchmarks.adaptive_report import LOOKS, Record, as_targets
+from benchmarks.adaptive_report import LOOKS, Record, Run, as_targets
 from benchmarks.output import write
 from benchmarks.records import perform_missing, read
 from benchmarks.targets_methods import Job, Kind
@@ -32,27 +32,6 @@ LRS = {"adam": (1e-3, 3e-3, 1e-2), "lion": (3e-4, 1e-3, 3e-3), "sgd": (0.5, 1.5,
 GRADIENT_STRENGTHS = (1e-4, 3e-4, 1e-3, 3e-3)
 STRENGTHS = {"naive": (0.1, 0.3, 0.6, 0.9)}  # a share of Adam's step; others are on the scale of the gradients
 TASK_NAMES = ("fashion-mlp", "bytes-transformer", "fashion-cnn", "cifar10-resnet")
-
-
-@dataclass(frozen=True)
-class Run:
-    """One point of the grid."""
-
-    task: str
-    kind: Kind
-    method: str
-    level: float
-    """A target, a strength, or 0 for dense training."""
-    lr: float
-    """For SGD relative to the lr of the task."""
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.task}, {self.kind}, {self.method}, {self.level:g}, lr {self.lr:g}, seed {self.seed}"
-
-    def path(self, out: Path) -> Path:
-        name = f"{self.task}-{self.kind}-{self.method}-{self.level:g}-{self.lr:g}-{self.seed}.json"
-        return out / "records" / name
 
 
 def choices(task: str, kind: Kind, method: str) -> list[Run]:

@@ -1,4 +1,4 @@
-"""The records of `benchmarks.adaptive`, as the report of `benchmarks.targets` takes them."""
+"""The runs of `benchmarks.adaptive` and their records, also as the report of `benchmarks.targets` takes them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from pathlib import Path
 
 from benchmarks.adaptive_methods import METHODS, TARGETS, Point
 from benchmarks.targets_methods import Kind
@@ -27,15 +28,30 @@ LOOKS: Looks = {
 
 
 @dataclass(frozen=True)
-class Record:
-    """One run: what was asked for, and the points that came out."""
+class Run:
+    """One point of the grid."""
 
     task: str
     kind: Kind
     method: str
     level: float
+    """A target, a strength, or 0 for dense training."""
     lr: float
+    """For SGD relative to the lr of the task."""
     seed: int
+
+    def __str__(self) -> str:
+        return f"{self.task}, {self.kind}, {self.method}, {self.level:g}, lr {self.lr:g}, seed {self.seed}"
+
+    def path(self, out: Path) -> Path:
+        name = f"{self.task}-{self.kind}-{self.method}-{self.level:g}-{self.lr:g}-{self.seed}.json"
+        return out / "records" / name
+
+
+@dataclass(frozen=True)
+class Record(Run):
+    """A run with the points that came out."""
+
     metric: str
     points: list[Point]
     seconds: float
