@@ -3,13 +3,15 @@
 `ProxAdamW`, with a target and with strengths, and `ProxLion` stand beside AdamW with gradual magnitude pruning, with
 torchao's pruning-aware training if it is installed, with ℓ1 in the loss, and with a plain soft threshold, and beside
 `ProxSGD`. Tasks are in `targets_tasks`, methods in `adaptive_methods`. Each method has an lr of its own: the best of
-three with another seed, at a middle target, or for methods with strengths without a penalty. Every run writes a record
-to the folder of results. Records that are there are not run again, so that the benchmark can be stopped and resumed.
+three with another seed at a middle target, for methods with strengths by the line through two of them. Every run writes
+a record to the folder of results. Records that are there are not run again, so that the benchmark can be stopped and
+resumed.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -17,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.adaptive_methods import METHODS, TARGETS, methods_for
-from benchmarks.adaptive_report import LOOKS, Record, Run, as_targets
+from benchmarks.adaptive_report import LOOKS, Record, Run, as_targets, score_at
 from benchmarks.output import write
 from benchmarks.records import perform_missing, read
 from benchmarks.targets_methods import Job, Kind
@@ -36,19 +38,23 @@ TASK_NAMES = ("fashion-mlp", "bytes-transformer", "fashion-cnn", "cifar10-resnet
 
 def choices(task: str, kind: Kind, method: str) -> list[Run]:
     """Return the runs among which lr is chosen."""
-    family, strengths = METHODS[method].family, METHODS[method].strengths
-    level = 0.0 if strengths or method == "dense" else MIDDLE[kind]
-    base = "dense" if strengths and family == "adam" else method  # without a penalty all of them are AdamW
-    return [Run(task, kind, base, level, lr, CHOICE_SEED) for lr in LRS[family]]
+    found = levels(kind, method)
+    tried = found[1:3] if METHODS[method].strengths else tuple({MIDDLE[kind]}.intersection(found)) or found
+    return [Run(task, kind, method, level, lr, CHOICE_SEED) for lr in LRS[METHODS[method].family] for level in tried]
 
 
 def chosen_lr(runs: list[Run], out: Path) -> float | None:
-    """Return the lr of the best run; ``None`` if some have no record."""
+    """Return the lr that is best at the middle target; ``None`` if some runs have no record."""
     records = [record for run in runs if (record := read(run.path(out), Record)) is not None]
     if len(records) < len(runs):
         return None
     sign = 1 if records[0].metric == "accuracy" else -1
-    return max(records, key=lambda record: sign * record.points[0][1]).lr
+
+    def score(lr: float) -> float:
+        found = score_at([record for record in records if record.lr == lr], MIDDLE[records[0].kind], outside=True)
+        return -math.inf if found is None else sign * found
+
+    return max(dict.fromkeys(record.lr for record in records), key=score)
 
 
 def levels(kind: Kind, method: str) -> tuple[float, ...]:

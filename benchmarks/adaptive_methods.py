@@ -94,7 +94,7 @@ def trimmed_block(job: Job) -> list[Point]:
     return trimmed(job, "block")
 
 
-def gradual(job: Job) -> list[Point]:
+def gradual(job: Job, each: bool = False) -> list[Point]:
     """AdamW with gradual magnitude pruning on the ramp of `KeepScheduler`: the smallest become zero after each step."""
     model = Model(job)
     start, end = ramp(job.task)
@@ -103,9 +103,13 @@ def gradual(job: Job) -> list[Point]:
         progress = min(max((step - start) / (end - start), 0.0), 1.0)
         keep = job.keep + (1 - job.keep) * (1 - progress) ** 3
         if keep < 1:
-            model.blocks.keep_largest(keep)
+            model.blocks.keep_largest(keep, each)
 
     return [model.fit(model.adamw(), prune)]
+
+
+def gradual_each(job: Job) -> list[Point]:
+    return gradual(job, each=True)
 
 
 def pat(job: Job) -> list[Point]:
@@ -182,6 +186,7 @@ METHODS = {
     "trimmed": Method(trimmed),
     "trimmed-block": Method(trimmed_block, kinds=("units",)),
     "gradual": Method(gradual),
+    "gradual-each": Method(gradual_each, kinds=("elements",)),
     "pat": Method(pat, kinds=("elements",)),
     "prox-adamw": Method(prox_adamw, strengths=True, kinds=("elements",)),
     "prox-lion": Method(prox_lion, "lion", strengths=True, kinds=("elements",)),

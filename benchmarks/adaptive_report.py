@@ -18,6 +18,7 @@ LOOKS: Looks = {
     "trimmed": Look("trimmed ProxAdamW", "#D55E00", "o"),
     "trimmed-block": Look("trimmed ProxAdamW, metric by block", "#CC79A7", "o"),
     "gradual": Look("AdamW, gradual pruning", "#0072B2", "s"),
+    "gradual-each": Look("AdamW, gradual pruning of each layer", "#0072B2", "<"),
     "pat": Look("AdamW, torchao PAT", "#E69F00", "^"),
     "prox-adamw": Look("ℓ1, ProxAdamW", "#D55E00", "P"),
     "prox-lion": Look("ℓ1, ProxLion", "#009E73", "D"),
@@ -79,21 +80,31 @@ def _on_curve(records: list[Record]) -> Iterator[AtTarget]:
         for record in records:
             yield _at(record, record.level, Point(*record.points[0]))
         return
-    best = max if first.metric == "accuracy" else min
-    for position, target in enumerate(TARGETS[first.kind]):
-        if first.method == "l1-in-loss":  # it cuts to every target, so that the strength is free: the best is taken
-            score = best(record.points[position][1] for record in records)
-        else:
-            score = interpolated([Point(*record.points[0]) for record in records], target)
+    for target in TARGETS[first.kind]:
+        score = score_at(records, target)
         if score is not None:
             yield _at(first, target, Point(target, score))
 
 
-def interpolated(points: list[Point], removed: float) -> float | None:
+def score_at(records: list[Record], target: float, outside: bool = False) -> float | None:
+    """Return the score of a method at a target, from its runs with several strengths or from a single run.
+
+    ``None`` if no strength comes close to the target; with ``outside`` the last line between two strengths goes on.
+    """
+    first = records[0]
+    if first.method == "l1-in-loss":  # it is cut to every target, so that the strength is free: the best is taken
+        best = max if first.metric == "accuracy" else min
+        return best(record.points[TARGETS[first.kind].index(target)][1] for record in records)
+    points = [Point(*record.points[0]) for record in records]
+    return points[0].score if len(points) == 1 else interpolated(points, target, outside)
+
+
+def interpolated(points: list[Point], removed: float, outside: bool = False) -> float | None:
     """Return the score at a share removed, linear in the log of the share left; ``None`` outside of the points."""
-    ordered = sorted(points)
-    for before, after in pairwise(ordered):
-        if before.removed <= removed <= after.removed and before.removed < after.removed < 1:
+    ordered = [point for point in sorted(points) if point.removed < 1]
+    pairs = [(before, after) for before, after in pairwise(ordered) if before.removed < after.removed]
+    for before, after in pairs:
+        if before.removed <= removed <= after.removed or (outside and after is ordered[-1]):
             start, end = math.log(1 - before.removed), math.log(1 - after.removed)
             weight = (math.log(1 - removed) - start) / (end - start)
             return (1 - weight) * before.score + weight * after.score

@@ -108,14 +108,17 @@ class Blocks:
             write_back(family, matrix, params)
 
     @torch.no_grad()
-    def keep_largest(self, keep: float) -> None:
-        """Zero all but a share: the weights of largest magnitude in all tensors, or in each family units by norm."""
+    def keep_largest(self, keep: float, each: bool = False) -> None:
+        """Zero all but a share: the weights of largest magnitude in all tensors, or in each family units by norm.
+
+        With ``each`` weights are ranked in each tensor alone as well.
+        """
         if not self._units:
             weights = self.weights()
-            sizes = torch.cat([p.flatten() for p in weights]).abs_()
-            least = _least_kept(sizes, keep)
-            for p in weights:
-                p[p.abs() < least] = 0
+            for ranked in [[p] for p in weights] if each else [weights]:
+                least = _least_kept(torch.cat([p.flatten() for p in ranked]).abs_(), keep)
+                for p in ranked:
+                    p[p.abs() < least] = 0
             return
         for family, params in self._families():
             matrix = joined(family, params)
