@@ -31,7 +31,7 @@ from proxmo.experiments.threads import one_thread
 CHOICE_SEED = 100  # lr is chosen with it
 MIDDLE: dict[Kind, float] = {"elements": 0.9, "units": 0.75}
 LRS = {"adam": (1e-3, 3e-3, 1e-2), "lion": (3e-4, 1e-3, 3e-3), "sgd": (0.5, 1.5, 5.0)}  # for SGD: times the task's lr
-GRADIENT_STRENGTHS = (1e-4, 3e-4, 1e-3, 3e-3)
+GRADIENT_STRENGTHS = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 STRENGTHS = {"naive": (0.1, 0.3, 0.6, 0.9)}  # a share of Adam's step; others are on the scale of the gradients
 TASK_NAMES = ("fashion-mlp", "bytes-transformer", "fashion-cnn", "cifar10-resnet")
 
@@ -39,7 +39,7 @@ TASK_NAMES = ("fashion-mlp", "bytes-transformer", "fashion-cnn", "cifar10-resnet
 def choices(task: str, kind: Kind, method: str) -> list[Run]:
     """Return the runs among which lr is chosen."""
     found = levels(kind, method)
-    tried = found[1:3] if METHODS[method].strengths else tuple({MIDDLE[kind]}.intersection(found)) or found
+    tried = found[-3:-1] if METHODS[method].strengths else tuple({MIDDLE[kind]}.intersection(found)) or found
     return [Run(task, kind, method, level, lr, CHOICE_SEED) for lr in LRS[METHODS[method].family] for level in tried]
 
 

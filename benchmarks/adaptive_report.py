@@ -18,11 +18,11 @@ LOOKS: Looks = {
     "trimmed": Look("trimmed ProxAdamW", "#D55E00", "o"),
     "trimmed-block": Look("trimmed ProxAdamW, metric by block", "#CC79A7", "o"),
     "gradual": Look("AdamW, gradual pruning", "#0072B2", "s"),
-    "gradual-each": Look("AdamW, gradual pruning of each layer", "#0072B2", "<"),
+    "gradual-each": Look("AdamW, gradual pruning of each layer", "#56B4E9", "<"),
     "pat": Look("AdamW, torchao PAT", "#E69F00", "^"),
     "prox-adamw": Look("ℓ1, ProxAdamW", "#D55E00", "P"),
     "prox-lion": Look("ℓ1, ProxLion", "#009E73", "D"),
-    "prox-sgd": Look("ℓ1, ProxSGD", "#56B4E9", "v"),
+    "prox-sgd": Look("ℓ1, ProxSGD", "#882255", "v"),
     "naive": Look("ℓ1, AdamW and soft threshold", "#999999", "X"),
     "l1-in-loss": Look("ℓ1 in the loss of AdamW, then cut", "#666666", "d"),
 }

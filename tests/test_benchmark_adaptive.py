@@ -120,7 +120,7 @@ def test_main_chooses_lr_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixtu
     methods = ["dense", "trimmed", "gradual", "l1-in-loss"]
     arguments = ["--tasks", "digits", "--methods", *methods, "--seeds", "2", "--out", str(tmp_path)]
     adaptive.main(arguments)
-    choices, runs = 2 * (1 + 2 * 2), 2 * (1 + 2 * (4 + 2) + 2)
+    choices, runs = 2 * (1 + 2 * 2 + 1), 2 * (1 + 2 * (4 + 2) + 2)
     assert capsys.readouterr().out.count("min left") == choices + runs
     records = json.loads((tmp_path / "adaptive.json").read_text(encoding="utf-8"))
     assert len(records) == runs
