@@ -104,7 +104,7 @@ def cells(records: list[Record], looks: Looks) -> list[Cell]:
 
 
 def columns(looks: Looks) -> tuple[str, ...]:
-    return ("task", "blocks", "removed", *(look.label for look in looks.values()))
+    return ("task", "blocks", "removed", "seeds", *(look.label for look in looks.values()))
 
 
 def rows(records: list[Record], looks: Looks) -> list[tuple[str, ...]]:
@@ -115,7 +115,9 @@ def rows(records: list[Record], looks: Looks) -> list[tuple[str, ...]]:
     for task, kind, target in settings:
         keys = [(task, *(("elements", 0.0) if name == "dense" else (kind, target)), name) for name in looks]
         scores = [str(found[key]) if key in found else "" for key in keys]
-        lines.append((task, kind, f"{target:.0%}", *scores))
+        counts = sorted({len(found[key].records) for key in keys if key in found})
+        seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        lines.append((task, kind, f"{target:.0%}", seeds, *scores))
     return lines
 
 

@@ -30,10 +30,10 @@ def train(folder: Path, until: int = EPOCHS, resume: bool = False) -> None:
     loader = DataLoader(data, batch_size=64, shuffle=True)
     network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     hidden = proxmo.param_groups(network[0], proxmo.GroupL2(0.02))  # zeroes whole neurons
-    head = [{**group, "lr": 0.2} for group in proxmo.param_groups(network[2], proxmo.L1(1e-3))]  # zeroes single weights
-    optimizer = proxmo.ProxSGD([*hidden, *head], lr=1.0, momentum=0.9)
-    # Accelerate steps the schedulers once per rank and step, so the horizon is that of a single rank
-    rates = proxmo.RateScheduler(optimizer, proxmo.CosineRates(lr=1.0, momentum=0.9, horizon=EPOCHS * len(loader)))
+    head = proxmo.param_groups(network[2], proxmo.L1(1e-3))  # zeroes single weights
+    optimizer = proxmo.ProxAdamW([*hidden, *head], lr=1e-2)  # AdamW, and exact zeros
+    # Accelerate steps the scheduler once per rank and step, so the horizon is that of a single rank
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(loader))
     model, wrapped, loader, rates = accelerator.prepare(network, optimizer, loader, rates)
     steps = EPOCHS * len(loader)
     strengths = proxmo.StrengthScheduler(optimizer, lambda step: min(1.0, 2 * step / steps))

@@ -19,7 +19,7 @@ STEPS = 300
 class Strengths(transformers.TrainerCallback):
     """Steps the strength scheduler after the optimizer; resumes at the step of the checkpoint, if any."""
 
-    def __init__(self, optimizer: proxmo.ProxSGD) -> None:
+    def __init__(self, optimizer: proxmo.ProxAdamW) -> None:
         self.optimizer = optimizer
         self.scheduler = proxmo.StrengthScheduler(optimizer, lambda step: min(1.0, 2 * step / STEPS))
 
@@ -45,8 +45,8 @@ def train(folder: Path, until: int = STEPS, resume: bool = False) -> None:
     model = transformers.BertForSequenceClassification(config)
     others = ["*.embeddings", "*.attention", "*.output", "*.pooler", "classifier"]  # penalize only hidden neurons
     groups = proxmo.param_groups(model, proxmo.GroupL2(0.015), exclude=others)
-    optimizer = proxmo.ProxSGD(groups, lr=0.5, momentum=0.9)
-    rates = proxmo.RateScheduler(optimizer, proxmo.CosineRates(0.5, momentum=0.9, horizon=STEPS, warmup=STEPS // 10))
+    optimizer = proxmo.ProxAdamW(groups, lr=3e-3)  # AdamW, and exact zeros
+    rates = transformers.get_cosine_schedule_with_warmup(optimizer, STEPS // 10, STEPS)
     options = {"per_device_train_batch_size": 64, "max_steps": until, "save_steps": 75, "logging_strategy": "no"}
     quiet = {"report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": torch.cuda.is_available()}
     trainer = transformers.Trainer(

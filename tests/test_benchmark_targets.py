@@ -69,7 +69,7 @@ def test_main_writes_records_once_and_reports_them(tmp_path: Path, capsys: pytes
     assert len(list((tmp_path / "records").iterdir())) == runs
     assert len(json.loads((tmp_path / "targets.json").read_text(encoding="utf-8"))) == runs
     table = (tmp_path / "targets.md").read_text(encoding="utf-8").splitlines()
-    starts = ["| digits | elements | 75% |", "| digits | units | 50% |"]
+    starts = ["| digits | elements | 75% | 2 |", "| digits | units | 50% | 2 |"]
     assert all(line.startswith(start) for line, start in zip(table[2:], starts, strict=True))
     assert table[2].count(" ± ") == 1 + len(methods_for("elements"))
     assert (tmp_path / "targets.png").read_bytes().startswith(b"\x89PNG")

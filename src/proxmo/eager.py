@@ -35,8 +35,9 @@ def is_transformed(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
-def row_chunks(x: Tensor, elements: int = ROW_CHUNK) -> int:
+def row_chunks(x: Tensor, elements: int | None = None) -> int:
     """Return the number of row chunks of about so many elements to cut ``x`` into, for `Tensor.chunk`."""
+    elements = elements or ROW_CHUNK
     if x.numel() < 2 * elements or not is_eager_cpu(x) or x.stride(0) == 0:
         return 1
     return min(x.numel() // elements, x.shape[0])

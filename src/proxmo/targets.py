@@ -12,7 +12,7 @@ from proxmo import checks, shards
 from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.options import Group, is_frozen
 from proxmo.optim.sparsity import trained
-from proxmo.optim.units import seen_by_penalty
+from proxmo.optim.units import seen_by_penalty, steps_of_units
 from proxmo.penalties.trimmed import Trimmed
 
 WINDOW = 0.1  # share of the ramp in which a block vanishes once it is no longer kept
@@ -157,8 +157,7 @@ class KeepScheduler:
         steps = self.optimizer.prox_steps(group, params)
         if units is None or not isinstance(steps, list):
             return steps
-        steps = [step.expand(p.shape) for step, p in zip(steps, params, strict=True)]
-        return list(seen_by_penalty(units, steps))
+        return steps_of_units(units, steps, params)
 
     def _warn_if_missed(self) -> None:
         for penalty in self._penalties:

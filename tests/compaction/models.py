@@ -186,7 +186,7 @@ CASES: dict[str, Case] = {  # model, example inputs, number of families with rem
     "keyword inputs": (KeywordInputs, lambda: {"left": image(4, 3), "right": image(4, 2)}, 1),
     "handwritten attention": (HandwrittenAttention, lambda: image(2, 3, 4), 1),
     "added to input": (AddedToInput, lambda: image(2, 3, 4, 4), 0),
-    "tied": (Tied, lambda: torch.arange(10).reshape(2, 5), 0),
+    "tied": (Tied, lambda: torch.arange(10).reshape(2, 5), 1),
     "called twice": (CalledTwice, lambda: image(3, 4), 0),
     "centred": (Centred, lambda: image(3, 4), 0),
 }

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from proxmo import compact
-from proxmo.compaction.attention import PrunedMultiheadAttention, remove_heads, zero_heads
+from proxmo import GroupL2, compact, unit_groups
+from proxmo.compaction.attention import PrunedMultiheadAttention, remove_heads
 
 
 def make(**options: Any) -> nn.MultiheadAttention:
@@ -51,7 +51,6 @@ PADDING = torch.tensor([[False, False, False, True, True], [False, False, False,
 def test_outputs_equal_torch(batch_first: bool, bias: bool, need_weights: bool, masks: dict[str, Any]) -> None:
     layer = make(batch_first=batch_first, bias=bias)
     zero_head(layer, 1)
-    assert zero_heads(layer) == ([1], [])
     small = remove_heads(layer, [1])
     x = torch.randn(2, 5, 12) if batch_first else torch.randn(5, 2, 12)
     expected, _ = layer(x, x, x, need_weights=need_weights, **masks)
@@ -77,7 +76,7 @@ def test_attention_with_all_heads_equals_torch() -> None:
 def test_unbatched_inputs_with_kdim_and_vdim_equal_torch(need_weights: bool) -> None:
     layer = make(kdim=7, vdim=9)
     zero_head(layer, 0)
-    small = remove_heads(layer, zero_heads(layer)[0])
+    small = remove_heads(layer, [0])
     inputs = torch.randn(4, 12), torch.randn(6, 7), torch.randn(6, 9)
     expected, weights = layer(*inputs, need_weights=need_weights)
     actual, actual_weights = small(*inputs, need_weights=need_weights)
@@ -87,13 +86,14 @@ def test_unbatched_inputs_with_kdim_and_vdim_equal_torch(need_weights: bool) -> 
         assert actual_weights.shape == weights.shape
 
 
-def test_head_with_zero_output_projection_counts_as_zero() -> None:
-    layer = make()
+def test_head_with_zero_output_projection_is_removed() -> None:
+    model = Wrapped()
     with torch.no_grad():
-        layer.out_proj.weight[:, 8:] = 0
-    assert zero_heads(layer) == ([2], [])
+        model.attention.out_proj.weight[:, 8:] = 0
     x = torch.randn(5, 2, 12)
-    torch.testing.assert_close(remove_heads(layer, [2])(x, x, x)[0], layer(x, x, x)[0], rtol=1e-5, atol=1e-6)
+    small, report = compact(model, x)
+    assert report.widths["attention"] == (3, 2)
+    torch.testing.assert_close(small(x), model(x), rtol=1e-5, atol=1e-6)
 
 
 def test_dropout_applies_in_training_only() -> None:
@@ -135,9 +135,11 @@ def test_compaction_removes_heads_or_reports_why_not() -> None:
     assert report.widths["attention"] == (3, 1)
     assert report.kept == ["attention: head 0 stays: one must remain"]
     special = Wrapped(add_bias_kv=True)
-    zero_head(special.attention, 1)
+    with torch.no_grad():
+        special.attention.in_proj_weight.view(3, 3, 4, 12)[:, 1] = 0
+        special.attention.bias_k[..., 4:8], special.attention.bias_v[..., 4:8] = 0, 0
     _, report = compact(special, x)
-    assert report.kept == ["attention: head 1 stays: the layer uses add_bias_kv or add_zero_attn"]
+    assert report.kept == ["attention: units 4, 5, 6, 7 stay: the layer uses add_bias_kv or add_zero_attn"]
 
 
 def test_heads_stay_if_attention_weights_are_an_output() -> None:
@@ -149,7 +151,8 @@ def test_heads_stay_if_attention_weights_are_an_output() -> None:
     zero_head(model.attention, 1)
     _, report = compact(model, torch.randn(5, 2, 12))
     assert report.widths["attention"] == (3, 3)
-    assert report.kept == ["attention: head 1 stays: the model uses its attention weights"]
+    groups = unit_groups(model, torch.randn(5, 2, 12), GroupL2(0.1))
+    assert "not penalised: attention: view splits its channels" in groups.notes
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -171,7 +174,7 @@ def test_compaction_is_exact_for_fully_masked_queries(need_weights: bool) -> Non
         model.layer.in_proj_weight.view(3, 2, 4, 8)[:, 1] = 0
     mask = torch.zeros(3, 3, dtype=torch.bool)
     _, report = compact(model, (torch.randn(2, 3, 8), mask))
-    assert report.kept == ["layer: head 1 stays: its value projection has a bias"]
+    assert report.kept == ["layer: head 1 stays: 'layer' reads a varying value"]
     with torch.no_grad():
         model.layer.in_proj_bias.view(3, 2, 4)[:, 1] = 0
     small, report = compact(model, (torch.randn(2, 3, 8), mask))
@@ -205,7 +208,7 @@ def test_compacted_transformer_equals_original_with_padding_mask(nested: bool, g
         torch.testing.assert_close(actual[seen], expected[:, : actual.shape[1]][seen], rtol=1e-4, atol=1e-5)
 
 
-def test_heads_stay_in_custom_hooked_or_reused_attention() -> None:
+def test_heads_stay_in_custom_or_hooked_attention() -> None:
     class Clipped(nn.MultiheadAttention):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             output, weights = super().forward(*args, **kwargs)
@@ -232,11 +235,15 @@ def test_heads_stay_in_custom_hooked_or_reused_attention() -> None:
     for model, reason in (
         (Model(Clipped(8, 2, batch_first=True)), "the Clipped has its own forward or hooks"),
         (Model(hooked), "the MultiheadAttention has its own forward or hooks"),
-        (Model(nn.MultiheadAttention(8, 2, batch_first=True), twice=True), "the layer is called 2 times"),
     ):
         _, report = compact(model.eval(), torch.randn(2, 3, 8))
         assert report.kept == [f"layer: head 1 stays: {reason}"]
         assert report.parameters[0] == report.parameters[1]
+    reused = Model(nn.MultiheadAttention(8, 2, batch_first=True), twice=True).eval()
+    small, report = compact(reused, torch.randn(2, 3, 8))
+    assert report.widths["layer"] == (2, 1)
+    x = torch.randn(3, 5, 8)
+    torch.testing.assert_close(small(x), reused(x))
 
 
 def test_frozen_attention_stays_frozen() -> None:

@@ -182,9 +182,8 @@ def test_unit_that_is_zero_only_on_the_example_stays() -> None:
 @pytest.mark.parametrize(
     ("name", "layer", "reason"),
     [
-        ("tied", "hidden", "a weight of 'head' is shared"),
-        ("called twice", "layer", "'layer' is called 2 times"),
-        ("added to input", "conv", "'head' reads a varying value"),
+        ("called twice", "layer", "addmm joins its channels with values of a fixed size"),
+        ("added to input", "conv", "add joins its channels with values of a fixed size"),
         ("centred", "layer", "mean mixes its channels"),
         ("two layers", "2", "it is an output of the model"),
     ],

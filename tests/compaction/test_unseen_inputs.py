@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proxmo import CompactionError, GroupL2, compact, unit_groups
+from proxmo import GroupL2, compact, unit_groups
 
 
 def zero(layer: nn.Module, *units: int, bias: float | None = 0.0) -> None:
@@ -268,15 +268,7 @@ def test_outputs_are_equal_on_unseen_inputs(case: Callable[[], Case]) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [
-        added_timestep,
-        softmax,
-        added_table_row,
-        added_position_embedding,
-        local_response_norm,
-        channel_shuffle,
-        custom_forward,
-    ],
+    [added_timestep, softmax, local_response_norm],
     ids=lambda case: case.__name__,
 )
 def test_layers_without_removable_units_are_not_penalised(case: Callable[[], Case]) -> None:
@@ -344,16 +336,8 @@ class Branching(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [
-        (Recurrent(), (2, 4, 3)),
-        (SpatialGate(), (2, 3, 6, 6)),
-        (Branching(), (2, 3)),
-        (nn.Sequential(nn.Linear(3, 8), nn.GLU(), nn.Linear(4, 2)), (2, 3)),
-        (nn.Sequential(nn.Conv2d(3, 8, 1), nn.PixelShuffle(2), nn.Conv2d(2, 2, 1)), (2, 3, 4, 4)),
-        (nn.Sequential(nn.Linear(3, 8), nn.LSTM(8, 4)), (2, 3)),
-        (nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(2, 8), nn.Linear(8, 2)), (2, 3)),
-    ],
-    ids=["GRU", "SpatialGate", "Branching", "GLU", "PixelShuffle", "LSTM", "GroupNorm"],
+    [(SpatialGate(), (2, 3, 6, 6)), (Branching(), (2, 3))],
+    ids=["SpatialGate", "Branching"],
 )
 def test_layers_before_operations_without_a_rule_are_unchanged(model: nn.Module, shape: tuple[int, ...]) -> None:
     first = model.get_submodule("first" if hasattr(model, "first") else "0")
@@ -379,9 +363,12 @@ def write_to_view(hidden: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("between", [write_to_slice, write_to_view])
-def test_in_place_writes_to_slices_are_refused(between: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(CompactionError, match="it writes to a slice of a tensor"):
-        compact(Net(between), randn(4, 3))
+def test_in_place_writes_to_slices_are_followed(between: Callable[[Tensor], Tensor]) -> None:
+    model = Net(between)
+    zero(model.first, 0, 2, 4)
+    small, _ = compact(model, randn(4, 3))
+    x = randn(9, 3)
+    torch.testing.assert_close(small(x), model(x))
 
 
 def test_outputs_of_different_scale_are_compared_separately() -> None:

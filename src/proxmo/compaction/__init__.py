@@ -1,8 +1,8 @@
 """Turn exact zeros into a smaller model with the same outputs.
 
 `unit_groups` applies a penalty to whole removable units, `compact` removes the units that have become zero, and
-`save_compact` and `load_compact` store the result in a file. torch-pruning, from the extra `compact`, removes the
-channels; this package proves, unit by unit, that the model still computes the same function.
+`save_compact` and `load_compact` store the result in a file. Calls of the model are followed operation by operation, to
+find out what belongs to a unit and to prove, unit by unit, that the smaller model computes the same function.
 """
 
 from proxmo.compaction.compacting import compact

@@ -1,4 +1,4 @@
-"""Find zero attention heads, and replace `nn.MultiheadAttention` with a layer that has fewer heads.
+"""Replace `nn.MultiheadAttention` with a layer that has fewer heads.
 
 `nn.MultiheadAttention` cannot do so itself: its embedding dimension is always split among all heads.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proxmo.compaction.dataflow import Dataflow, runs_forward_of
+KEEPS_WIDTH = "nn.MultiheadAttention keeps the width of its inputs and outputs"
 
 
 class PrunedMultiheadAttention(nn.Module):
@@ -121,18 +121,29 @@ def _additive_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
 
 
-def head_removal_obstacle(layer: nn.MultiheadAttention, dataflow: Dataflow, shared: set[Tensor]) -> str | None:
+def attention_obstacles(model: nn.Module) -> dict[tuple[str, int], str]:
+    """Return for each axis of each parameter of attention layers why nothing can be removed there, where it cannot."""
+    obstacles: dict[tuple[str, int], str] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.MultiheadAttention):
+            reason = _attention_obstacle(layer)
+            for parameter_name, p in layer.named_parameters():
+                makes_outputs = parameter_name.startswith("out_proj.")
+                for axis in range(p.dim()):
+                    if reason is not None:
+                        obstacles[f"{name}.{parameter_name}".lstrip("."), axis] = reason
+                    elif (axis == 0) == makes_outputs:
+                        obstacles[f"{name}.{parameter_name}".lstrip("."), axis] = KEEPS_WIDTH
+    return obstacles
+
+
+def _attention_obstacle(layer: nn.MultiheadAttention) -> str | None:
     """Return why no head of the layer can be removed, or ``None``."""
-    if not runs_forward_of(layer, nn.MultiheadAttention):
+    customised = "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks
+    if type(layer).forward is not nn.MultiheadAttention.forward or customised:
         return f"the {type(layer).__name__} has its own forward or hooks"
     if layer.bias_k is not None or layer.bias_v is not None or layer.add_zero_attn:
         return "the layer uses add_bias_kv or add_zero_attn"
-    if dataflow.call_counts.get(layer, 0) != 1:
-        return f"the layer is called {dataflow.call_counts.get(layer, 0)} times"
-    if any(p in shared for p in layer.parameters()):
-        return "a weight of the layer is shared"
-    if layer in dataflow.attention_weights_used:
-        return "the model uses its attention weights"
     return None
 
 
@@ -144,32 +155,6 @@ def replace_attention(model: nn.Module, name: str, layer: PrunedMultiheadAttenti
         ancestor = model.get_submodule(".".join(parts[:end]))
         if isinstance(ancestor, nn.TransformerEncoder):  # nested tensors work with nn.MultiheadAttention only
             ancestor.enable_nested_tensor = ancestor.use_nested_tensor = False
-
-
-def head_rows(layer: nn.MultiheadAttention) -> dict[str, list[list[int]]]:
-    """Return the rows of each head, for each parameter of the input projections."""
-    size, heads = layer.head_dim, layer.num_heads
-    separate = [list(range(head * size, (head + 1) * size)) for head in range(heads)]
-    packed = [[part * layer.embed_dim + row for part in range(3) for row in rows] for rows in separate]
-    rows_by_name = {
-        **dict.fromkeys(("q_proj_weight", "k_proj_weight", "v_proj_weight"), separate),
-        **dict.fromkeys(("in_proj_weight", "in_proj_bias"), packed),
-    }
-    return {name: rows for name, rows in rows_by_name.items() if getattr(layer, name) is not None}
-
-
-def zero_heads(layer: nn.MultiheadAttention) -> tuple[list[int], list[int]]:
-    """Return the heads that add nothing to the output, and those whose values are a nonzero bias only.
-
-    The latter cannot be folded into a constant: under a mask, attention weights need not sum to one.
-    """
-    weight, bias = _input_projections(layer)[2]
-    zero = (weight.detach().reshape(layer.num_heads, -1) == 0).all(1)
-    biased = torch.zeros_like(zero) if bias is None else bias.detach().reshape(layer.num_heads, -1).any(1)
-    columns = layer.out_proj.weight.detach().reshape(-1, layer.num_heads, layer.head_dim)
-    unread = (columns == 0).all(2).all(0)
-    without_effect = unread | (zero & ~biased)
-    return without_effect.nonzero().flatten().tolist(), (zero & ~without_effect).nonzero().flatten().tolist()
 
 
 @torch.no_grad()

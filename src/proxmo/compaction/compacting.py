@@ -7,11 +7,15 @@ import copy
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.prune import BasePruningMethod
 
 from proxmo import shards
-from proxmo.compaction.errors import CompactionError, require_package
+from proxmo.compaction.errors import CompactionError
 from proxmo.compaction.example_inputs import ExampleInputs, ModelInputs, isolated_torch_state
-from proxmo.compaction.pruning import Pruner, are_close
+from proxmo.compaction.origin import note_origin
+from proxmo.compaction.outputs import are_close
+from proxmo.compaction.probes import Probes
+from proxmo.compaction.pruning import Pruner
 from proxmo.compaction.report import CompactionReport, count_multiply_adds, layer_widths
 
 
@@ -23,8 +27,8 @@ def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module,
     the model, and if no operation in between mixes its channels with others. A constant, such as a bias or the shift of
     a normalisation, is folded into the bias of the layers that read it. Zero units that do not provably meet these
     conditions stay, and the report lists them. If all units of a layer are zero, one stays. The model itself is not
-    modified; the new one is an ordinary dense module, in the same training or evaluation mode. Requires
-    ``pip install 'proxmo[compact]'``.
+    modified; the new one is an ordinary dense module, in the same training or evaluation mode. Numbers that its modules
+    keep, such as ``num_heads``, are set where the smaller model needs that, and listed in the report.
 
     Args:
         model: the model, on any device.
@@ -50,31 +54,39 @@ def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module,
     """
     inputs = ModelInputs.from_example(example_inputs)
     original = working_copy(model)
-    pruner = Pruner(original, inputs)
+    pruner = Pruner(original, Probes.of(original, inputs))
     small = pruner.run()
-    if not are_close(inputs.output_tensors(small), pruner.expected[0]):
-        raise CompactionError(f"the outputs of the smaller model differ by {pruner.output_difference():.1e}")
+    difference = pruner.output_difference(small)
+    if not are_close(inputs.output_tensors(small), pruner.expected[0][1], pruner.precision):
+        raise CompactionError(f"the outputs of the smaller model differ by {difference:.1e}")
     before, after = layer_widths(original), layer_widths(small)
     report = CompactionReport(
         (_count_parameters(original), _count_parameters(small)),
         (count_multiply_adds(original, inputs), count_multiply_adds(small, inputs)),
         {name: (before[name], after[name]) for name in before},
-        pruner.output_difference(),
+        difference,
         pruner.kept_notes(),
+        {".".join(filter(None, setting)): values for setting, values in pruner.attributes.items()},
     )
+    note_origin(small, original, pruner.attributes)
     _restore_modes(small, model)
     return small, report
 
 
 def working_copy(model: nn.Module) -> nn.Module:
-    """Return a copy to trace and prune, in evaluation mode; all parameters require gradients, as tracing needs them."""
-    require_package("torch-pruning")
+    """Return a copy to trace and prune, in evaluation mode."""
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise TypeError(f"model must be an nn.Module that is neither scripted nor compiled, got {type(model).__name__}")
     if any(map(is_lazy, model.parameters())):
         raise ValueError("model must have no uninitialized parameters, got lazy layers: call the model once first")
+    for name, module in model.named_modules():
+        if any(isinstance(hook, BasePruningMethod) for hook in module._forward_pre_hooks.values()):
+            raise ValueError(
+                f"model must have no active masks of torch.nn.utils.prune, got one on {name!r}: prune.remove makes it "
+                "permanent"
+            )
     try:
-        return copy.deepcopy(model).eval().requires_grad_(True)
+        return copy.deepcopy(model).eval()
     except Exception as error:
         hint = "; pass the unsharded model" if shards.any_sharded(model.parameters()) else ""
         raise CompactionError(f"the model cannot be copied: {error}{hint}") from error

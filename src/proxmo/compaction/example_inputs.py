@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -40,7 +40,14 @@ class ModelInputs:
     @torch.no_grad()
     def output_tensors(self, model: nn.Module) -> list[Tensor]:
         """Return the tensors in the output of the model, without gradients."""
-        return [x for x in pytree.tree_leaves(self.call(model)) if isinstance(x, Tensor)]
+        return output_tensors(self.call(model))
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether there are tensors of real numbers among the inputs."""
+        return any(
+            isinstance(x, Tensor) and x.is_floating_point() for x in pytree.tree_leaves((self.args, self.kwargs))
+        )
 
     def shuffled(self) -> ModelInputs:
         """Return inputs with the elements of each float tensor shuffled: a second, equally valid test point."""
@@ -55,13 +62,32 @@ class ModelInputs:
         return ModelInputs(*pytree.tree_map(shuffle, (self.args, self.kwargs)))
 
 
+def output_tensors(outputs: Any) -> list[Tensor]:
+    """Return the tensors in an output: alone, in tuples, lists, dictionaries and dataclasses.
+
+    Other objects are not searched. So the keys and values in a cache of Hugging Face do not count as outputs.
+    """
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    if isinstance(outputs, Mapping):
+        return [tensor for item in outputs.values() for tensor in output_tensors(item)]
+    if isinstance(outputs, (tuple, list)):
+        return [tensor for item in outputs for tensor in output_tensors(item)]
+    if is_dataclass(outputs) and not isinstance(outputs, type):
+        return [tensor for item in fields(outputs) for tensor in output_tensors(getattr(outputs, item.name))]
+    return []
+
+
 @contextmanager
 def isolated_torch_state() -> Iterator[None]:
-    """Restore the RNG state on exit, and disable the Transformer fast path, which bypasses the layers."""
+    """Restore the RNG state on exit, and disable fused kernels, which hide the operations of some layers."""
     fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
+    mkldnn_enabled = torch._C._get_mkldnn_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
     try:
         with torch.random.fork_rng():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath_enabled)
+        torch._C._set_mkldnn_enabled(mkldnn_enabled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -35,7 +35,9 @@ class CompactionReport:
     difference: float
     """Largest absolute difference in outputs on the example inputs."""
     kept: list[str]
-    """Zero units that had to stay, with the reason, and layers that were not called."""
+    """Zero units that had to stay, with the reason, layers that were not called, branches that were not followed."""
+    attributes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Numbers in modules, such as ``num_heads``, that were set for the smaller model, before and after."""
 
     def __str__(self) -> str:
         rows = [("", "before", "after", "")]
@@ -47,6 +49,7 @@ class CompactionReport:
         rows += [(name, str(before), str(after), "") for name, (before, after) in self.widths.items()]
         first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
         lines = [f"{a:{first}}  {b:>{second}}  {c:>{third}}  {d}".rstrip() for a, b, c, d in rows]
+        lines += [f"set {name}: {before} → {after}" for name, (before, after) in self.attributes.items()]
         return "\n".join([*lines, f"largest difference in outputs: {self.difference:.1e}", *self.kept])
 
 

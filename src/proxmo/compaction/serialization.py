@@ -13,8 +13,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from proxmo.compaction.attention import PrunedMultiheadAttention, replace_attention
+from proxmo.compaction.attributes import set_number
 from proxmo.compaction.errors import require_package
 from proxmo.compaction.example_inputs import isolated_torch_state
+from proxmo.compaction.layer_sizes import update_size_attributes
+from proxmo.compaction.origin import Origin, tensor_shapes
 from proxmo.files import written_whole
 
 _FORMAT = "proxmo-compact-1"
@@ -23,8 +26,8 @@ _FORMAT = "proxmo-compact-1"
 def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Save a model compacted by `compact` to a safetensors file, for `load_compact`.
 
-    The file contains all parameters and buffers by name, and the sizes of attention layers whose heads were removed. It
-    is written atomically.
+    The file contains all parameters and buffers by name, the sizes of attention layers whose heads were removed, and
+    the numbers in other modules, such as ``num_heads``, that `compact` set. It is written atomically.
 
     Args:
         model: the model.
@@ -53,7 +56,13 @@ def save_compact(model: nn.Module, path: str | os.PathLike[str]) -> None:
     for name, value in state.items():
         first_names.setdefault(id(value), name)
     tensors = {name: state[name].detach().contiguous() for name in first_names.values()}
-    metadata = {"format": _FORMAT, "heads": json.dumps(heads)}
+    origin = Origin.of(model)
+    metadata = {
+        "format": _FORMAT,
+        "heads": json.dumps(heads),
+        "shapes": json.dumps(origin.shapes),
+        "attributes": json.dumps(origin.attributes),
+    }
     with written_whole(Path(path)) as temporary:
         save_file(tensors, temporary, metadata)
 
@@ -77,7 +86,8 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    tensors, heads = _read_file(Path(path))
+    tensors, heads, origin = _read_file(Path(path))
+    _check_original_shapes(model, origin, path)
     loaded = copy.deepcopy(model)
     for name, (num_heads, head_dim) in heads.items():
         attention = _submodule(loaded, name, path)
@@ -102,14 +112,42 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         for attribute, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if old in replaced:  # tied to a parameter in the file
                 setattr(module, attribute, replaced[old])
-        _update_size_attributes(module)
+        update_size_attributes(module)
         widths = {len(x) for x in _output_channel_tensors(module)}
         if len(widths) > 1:
             raise ValueError(f"{path} has inconsistent sizes for a {type(module).__name__}: {widths}")
+    for name, numbers in origin.attributes.items():
+        for attribute, number in numbers.items():
+            _set_attribute(_submodule(loaded, name, path), name, attribute, number, path)
+    origin.note_on(loaded)
     return loaded
 
 
-def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
+def _check_original_shapes(model: nn.Module, origin: Origin, path: str | os.PathLike[str]) -> None:
+    """Raise if the model does not have the size that the saved one had before it was compacted."""
+    shapes = tensor_shapes(model)
+    for name, shape in origin.shapes.items():
+        if name in shapes and shapes[name] != shape:
+            raise ValueError(
+                f"{path} is of a model that had shape {shape} for {name!r} before it was compacted, "
+                f"got a model with {shapes[name]}"
+            )
+
+
+def _set_attribute(module: nn.Module, name: str, attribute: str, number: float, path: str | os.PathLike[str]) -> None:
+    """Set a number of a module; raise if the module has none of that name."""
+    value: object = module
+    for part in attribute.split("."):
+        value = getattr(value, part, None)
+    unset_eps = value is None and isinstance(module, nn.RMSNorm) and attribute == "eps"
+    if type(value) is not type(number) and not unset_eps:
+        raise ValueError(
+            f"{path} sets {attribute!r} of {name!r} to {number}, which is {type(value).__name__} in the model"
+        )
+    set_number(module, attribute, number)
+
+
+def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]], Origin]:
     require_package("safetensors")
     from safetensors import SafetensorError, safe_open
 
@@ -128,7 +166,21 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]
                 raise ValueError(f"{count} heads of size {size} do not fit {name!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: invalid attention heads: {error}") from error
-    return tensors, heads
+    try:
+        shapes = {name: tuple(map(int, shape)) for name, shape in json.loads(metadata.get("shapes", "{}")).items()}
+        attributes = {
+            name: {str(attribute): _number(number) for attribute, number in numbers.items()}
+            for name, numbers in json.loads(metadata.get("attributes", "{}")).items()
+        }
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: invalid sizes: {error}") from error
+    return tensors, heads, Origin(shapes, attributes)
+
+
+def _number(value: object) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r} is not a number")
+    return value  # type: ignore[return-value]
 
 
 def _submodule(model: nn.Module, name: str, path: str | os.PathLike[str]) -> nn.Module:
@@ -176,22 +228,3 @@ def _replacement(value: Tensor, old: Tensor | None, module: nn.Module) -> Tensor
         return nn.Parameter(value.to(next(module.parameters()).device))
     moved = value.to(old.device)
     return nn.Parameter(moved, old.requires_grad) if isinstance(old, nn.Parameter) else moved
-
-
-def _update_size_attributes(module: nn.Module) -> None:
-    """Set attributes such as ``in_features`` from the shapes of the layer's tensors."""
-    if isinstance(module, nn.Linear):
-        module.out_features, module.in_features = module.weight.shape
-    elif isinstance(module, _ConvNd):
-        if module.groups == module.out_channels == module.in_channels:
-            module.groups = module.weight.shape[0]
-        first, second = module.weight.shape[0], module.weight.shape[1] * module.groups
-        transposed = isinstance(module, _ConvTransposeNd)
-        module.out_channels, module.in_channels = (second, first) if transposed else (first, second)
-    elif isinstance(module, nn.Embedding):
-        module.num_embeddings, module.embedding_dim = module.weight.shape
-    elif isinstance(module, _NormBase):
-        tensors = [x for x in (module.weight, module.running_mean) if x is not None]
-        module.num_features = len(tensors[0]) if tensors else module.num_features
-    elif isinstance(module, nn.PReLU):
-        module.num_parameters = module.weight.numel()

@@ -5,18 +5,16 @@ from __future__ import annotations
 import copy
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 
-from proxmo.compaction.attention import head_removal_obstacle, head_rows
+from proxmo.compaction.analysis import Analysis, Family, Part
 from proxmo.compaction.compacting import working_copy
-from proxmo.compaction.dependency_graph import Family, Member, UnitGraph, output_axis, shared_parameters
 from proxmo.compaction.example_inputs import ModelInputs
-from proxmo.compaction.pruning import Pruner
-from proxmo.compaction.removable_units import NumberedFamilies
+from proxmo.compaction.labels import Labels
+from proxmo.compaction.probes import Probes
+from proxmo.compaction.pruning import Pruner, value_branch_notes
 
 
 class ParameterSlice(NamedTuple):
@@ -49,99 +47,107 @@ class UniformUnits(NamedTuple):
         return [part.parameter for part in self.slices]
 
 
-def find_units(model: nn.Module, inputs: ModelInputs) -> tuple[list[UniformUnits], dict[str, str]]:
+class FoundUnits(NamedTuple):
+    """Result of `find_units`."""
+
+    units: list[UniformUnits]
+    obstacles: dict[str, str]
+    """For each layer whose units cannot be removed, the reason."""
+    notes: list[str]
+
+
+def find_units(model: nn.Module, inputs: ModelInputs) -> FoundUnits:
     """Return the removable units, and for each other layer why its units are not."""
     traced = working_copy(model)
-    families = UnitGraph(traced, inputs).families()
-    dataflow = NumberedFamilies(families).find_obstacles(traced, inputs)
-    obstacles = {family.root: family.obstacle for family in families}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    obstacles |= _try_removal(traced, inputs, [family for family in families if family.obstacle is None], trained)
+    named = dict(traced.named_parameters())
+    trial = _Trial(traced, inputs, set(trained))
+    obstacles: dict[str, tuple[int, str]] = {}
     units: list[UniformUnits] = []
-    for family in families:
-        if obstacles[family.root] is None:
-            units += _uniform_units(family, trained)
-    for name, layer in traced.named_modules():
-        if isinstance(layer, nn.MultiheadAttention):
-            obstacles[name] = head_removal_obstacle(layer, dataflow, shared_parameters(traced))
-            units += _head_units(name, layer, trained) if obstacles[name] is None else []
-    return units, {root: reason for root, reason in obstacles.items() if reason is not None}
+    axes: dict[str, tuple[int, str]] = {}
+    for family in trial.families:
+        reason = trial.obstacle(family)
+        parts = _trained_parts(family, set(trained))
+        for part in parts:
+            axis, owner = axes.get(part.name, (part.axis, ""))
+            if reason is None and axis != part.axis:
+                reason = f"its weights in {part.name!r} belong to the units of {owner!r}"
+        if reason is None and parts:
+            axes |= {part.name: (part.axis, family.root) for part in parts}
+            units.append(_uniform_units(family.root, parts, trained))
+        elif reason is not None:  # that of most weights counts
+            weights = sum(part.indices.size * _row_size(named, part) for part in family.parts if part.made)
+            obstacles[family.root] = max(
+                obstacles.get(family.root, (0, "")), (weights, reason), key=lambda item: item[0]
+            )
+    with_units = {unit.root for unit in units}
+    return FoundUnits(
+        units,
+        {root: reason for root, (_, reason) in obstacles.items() if root not in with_units},
+        value_branch_notes(trial.analysis),
+    )
 
 
-def _uniform_units(family: Family, trained: dict[str, nn.Parameter]) -> list[UniformUnits]:
-    """Split a family into uniform units; after a concatenation, units may differ in the parameters they have."""
-    by_parameter = [
-        (name, axis, member.channels_by_unit)
-        for member in family.members_with("producer", "passthrough")
-        for name, axis in _output_parameters(member)
-        if name in trained
-    ]
-    units_by_layout: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    for unit in range(family.size):
-        layout = tuple((name, len(channels[unit])) for name, _, channels in by_parameter if unit in channels)
-        units_by_layout.setdefault(layout, []).append(unit)
-    uniform: list[UniformUnits] = []
-    for layout, units in units_by_layout.items():
-        present = dict(layout)
-        slices = [
-            ParameterSlice(name, axis, tuple(tuple(channels[unit]) for unit in units))
-            for name, axis, channels in by_parameter
-            if name in present
-        ]
-        if slices:
-            uniform.append(_measured(family.root, slices, trained))
-    return uniform
+class _Trial:
+    """Tries, on a copy, to remove every second unit of all families.
+
+    Args:
+        model: a copy of the model, in evaluation mode.
+        inputs: arguments to call it with.
+        trained: names of the parameters that are trained, and so may become zero.
+    """
+
+    def __init__(self, model: nn.Module, inputs: ModelInputs, trained: set[str]) -> None:
+        probes = Probes.of(model, inputs)
+        self.analysis = Analysis(model, probes.to_trace(), values=False)
+        self.families = self.analysis.families
+        self._tried: dict[int, Family] = {}
+        zeroed = copy.deepcopy(model)
+        for family in self.families:
+            parts = _trained_parts(family, trained)
+            if family.obstacle is None and parts and family.size > 1:
+                _set_zero(zeroed, parts, _every_second(family))
+                self._tried[int(family.atoms[0])] = family
+        self._after = Pruner(zeroed, probes, self.analysis.choices)
+        self._after.run(once=True)
+
+    def obstacle(self, family: Family) -> str | None:
+        """Return why no unit of the family can be removed, or ``None``."""
+        key = int(family.atoms[0])
+        if family.obstacle is not None:
+            return family.obstacle
+        if family.size == 1:
+            return "one must remain"
+        if key in self._after.refused:
+            return self._after.refused[key]
+        chosen = family.atoms[_every_second(family)].tolist()
+        return next((self._after.analysis.read[atom] for atom in chosen if atom in self._after.analysis.read), None)
 
 
-def _head_units(name: str, layer: nn.MultiheadAttention, trained: dict[str, nn.Parameter]) -> list[UniformUnits]:
-    slices = []
-    for parameter_name, rows in head_rows(layer).items():
-        full = f"{name}.{parameter_name}".lstrip(".")
-        if full in trained:
-            slices.append(ParameterSlice(full, 0, tuple(map(tuple, rows))))
-    return [_measured(name, slices, trained)] if slices else []
+def _row_size(named: dict[str, nn.Parameter], part: Part) -> int:
+    p = named[part.name]
+    return p.numel() // p.shape[part.axis]
 
 
-def _measured(root: str, slices: list[ParameterSlice], trained: dict[str, nn.Parameter]) -> UniformUnits:
-    channels = [(trained[name], axis, len(indices[0])) for name, axis, indices in slices]
-    size = sum(p.numel() // p.shape[axis] * count for p, axis, count in channels)
-    rows = sum(count for p, _, count in channels if p.dim() > 1)  # without biases and normalisations
-    return UniformUnits(root, slices, size, max(rows, 1))
-
-
-def _output_parameters(member: Member) -> list[tuple[str, int]]:
-    """Return the parameters of a layer that determine its output channels, each with its channel axis."""
-    module = member.module
-    if isinstance(module, nn.Parameter):
-        return [(member.name, member.node.pruning_dim)]
-    if not isinstance(module, (nn.Linear, _ConvNd, nn.Embedding, _BatchNorm, _InstanceNorm)):
-        return []
-    axes = {"weight": output_axis(module), "bias": 0}
-    return [(f"{member.name}.{name}".lstrip("."), axes[name]) for name, _ in module.named_parameters(recurse=False)]
+def _every_second(family: Family) -> Labels:
+    return np.arange(0, family.size, 2)[: family.size - 1]
 
 
 @torch.no_grad()
-def _try_removal(
-    model: nn.Module, inputs: ModelInputs, families: list[Family], trained: dict[str, nn.Parameter]
-) -> dict[str, str | None]:
-    """Remove the first unit of each family from a copy where it is zero; return why that fails, or ``None``."""
-    zeroed = copy.deepcopy(model)
-    for family in families:
-        for member in family.members_with("producer", "passthrough"):
-            for name, axis in _output_parameters(member):
-                if name not in trained:
-                    continue
-                p = zeroed.get_parameter(name)
-                channels = torch.tensor(member.channels_by_unit.get(0, []), device=p.device, dtype=torch.long)
-                p.index_fill_(axis, channels, 0.0)
-    pruner = Pruner(zeroed, inputs)
-    plans = pruner.plan_removals()
-    pruner.remove_units()
-    reasons: dict[str, str | None] = {}
-    for family in families:
-        plan = plans[family.root]
-        kept = [reason for reason, units in plan.kept.items() if 0 in units]
-        if not kept and 0 not in plan.units:
-            kept = ["a unit whose trained parameters are zero still depends on the input"]
-        reasons[family.root] = kept[0] if kept else pruner.refused.get(family.root)
-    return reasons
+def _set_zero(model: nn.Module, parts: list[Part], units: Labels) -> None:
+    named = dict(model.named_parameters())
+    for part in parts:
+        p = named[part.name]
+        p.index_fill_(part.axis, torch.from_numpy(part.indices[units].reshape(-1)).to(p.device), 0.0)
+
+
+def _trained_parts(family: Family, trained: set[str]) -> list[Part]:
+    return [part for part in family.parts if part.made and part.name in trained]
+
+
+def _uniform_units(root: str, parts: list[Part], trained: dict[str, nn.Parameter]) -> UniformUnits:
+    slices = [ParameterSlice(part.name, part.axis, tuple(map(tuple, part.indices.tolist()))) for part in parts]
+    channels = [(trained[part.name], part.axis, part.indices.shape[1]) for part in parts]
+    size = sum(p.numel() // p.shape[axis] * count for p, axis, count in channels)
+    rows = sum(count for p, _, count in channels if p.dim() > 1)  # without biases and normalisations
+    return UniformUnits(root, slices, size, max(rows, 1))

@@ -11,7 +11,7 @@ from proxmo.compaction.example_inputs import ExampleInputs, ModelInputs, isolate
 from proxmo.compaction.unit_families import ParameterSlice, UniformUnits, find_units
 from proxmo.layers import ParamGroups, check_patterns, check_selection, matches, with_fields
 from proxmo.optim.units import Slice
-from proxmo.penalties.base import Grouped
+from proxmo.penalties.base import Grouped, Penalty
 from proxmo.penalties.trimmed import Trimmed
 
 UnitPenalty: TypeAlias = Grouped | Trimmed
@@ -29,12 +29,13 @@ def unit_groups(
 ) -> ParamGroups:
     """Return parameter groups in which each group of the penalty is one removable unit of the model.
 
-    A unit is a neuron of a linear layer, an output channel of a convolution, or a head of `nn.MultiheadAttention`,
-    together with its bias and its scale and shift in the normalisation that follows. Where layers are added, as in
-    residual networks, a unit is the same channel of all of them. A unit that is zero adds nothing to the outputs, and
+    A unit is a neuron of a linear layer, an output channel of a convolution, a head of attention, or a hidden unit of
+    an LSTM or GRU, together with its bias and its scale and shift in the normalisation that follows. Where layers are
+    added, as in residual networks, a unit is the same channel of all of them; where several heads of queries share one
+    of keys and values, it is that head with its queries. A unit that is zero adds nothing to the outputs, and
     `compact` removes it. This is tried for every layer, on a copy of the model. Layers whose units cannot be removed
     exactly, such as outputs or layers followed by a normalisation over channels, get no penalty; they are listed with
-    the reason below the table. Requires ``pip install 'proxmo[compact]'``.
+    the reason below the table.
 
     Some units are much larger than others: a neuron is one row of a weight matrix, with its bias; a head of attention
     has dozens of rows, a channel of layers that are added has one in each. Layers are initialised such that rows have
@@ -78,21 +79,22 @@ def unit_groups(
     >>> groups = unit_groups(model, torch.randn(3, 1, 8), proxmo.GroupL2(0.1))
     >>> for group in groups[:2]:
     ...     print(group["penalty"], [name for name, _ in group["params"]])
-    GroupL2(strength=0.1, dim=0) ['linear1.weight', 'linear1.bias']
     GroupL2(strength=0.3464, dim=0) ['self_attn.in_proj_weight', 'self_attn.in_proj_bias']
+    GroupL2(strength=0.1, dim=0) ['linear1.weight', 'linear1.bias']
     >>> print(*groups.notes[:2], sep="\\n")
-    16 units of 9 weights: linear1
     2 units of 108 weights in 12 rows: self_attn
+    16 units of 9 weights: linear1
     """
     if not isinstance(penalty, (Grouped, Trimmed)) or not penalty.takes_units():
-        raise TypeError(f"penalty must be a group penalty with dim=0, such as GroupL2(0.1), got {penalty!r}")
+        got = repr(penalty) if isinstance(penalty, (Penalty, int, float)) else type(penalty).__name__
+        raise TypeError(f"penalty must be a group penalty with dim=0, such as GroupL2(0.1), got {got}")
     check_selection(penalty, exclude, per_layer)
     modules = [name for name, _ in model.named_modules()]
     check_patterns(
         "exclude", exclude, [*modules, *(name for name, _ in model.named_parameters(remove_duplicate=False))]
     )
     check_patterns("per_layer", per_layer or {}, modules)
-    families, obstacles = find_units(model, ModelInputs.from_example(example_inputs))
+    families, obstacles, branches = find_units(model, ModelInputs.from_example(example_inputs))
     _check_layers_have_units(per_layer or {}, families)
     notes = [f"not penalised: {root}: {reason}" for root, reason in obstacles.items()]
     penalised = []
@@ -106,7 +108,7 @@ def unit_groups(
     for bundle in _bundles(penalised):
         own, rows = _penalty_of(bundle, penalty, per_layer or {}), _mean_rows(bundle) if balance else 1.0
         chosen.append((own.for_larger_groups(rows), rows, bundle))
-    return ParamGroups(_param_groups(model, chosen), [*map(_describe, penalised), *notes])
+    return ParamGroups(_param_groups(model, chosen), [*map(_describe, penalised), *notes, *branches])
 
 
 def _describe(family: UniformUnits) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from proxmo.eager import ROW_CHUNK, is_eager_cpu, row_chunks
+from proxmo.eager import is_eager_cpu, row_chunks
 
 LARGE = 1 << 18  # elements from which on the calls for one CPU tensor cost little beside it
 _DTYPES = (torch.float32, torch.float64)
@@ -57,7 +57,9 @@ def chosen(moves: AnyMoves, mask: Iterable[bool]) -> AnyMoves:
     return selected
 
 
-def in_cache(moves: AnyMoves, acts_on_rows: Callable[[Tensor], bool], elements: int = ROW_CHUNK) -> Iterator[AnyMoves]:
+def in_cache(
+    moves: AnyMoves, acts_on_rows: Callable[[Tensor], bool], elements: int | None = None
+) -> Iterator[AnyMoves]:
     """Yield moves in batches whose passes over memory stay in cache: all small ones, then each large tensor.
 
     The first list holds the parameters. Large ones are cut into row chunks of about so many elements, as views, where

@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from proxmo import shards
 from proxmo.optim.base import ProxOptimizer, is_zero
+from proxmo.optim.checkpoints import restore_precision
 from proxmo.optim.closure import all_params, gradient_of
 from proxmo.optim.options import Group, Options
 from proxmo.penalties.base import Penalty, widen
@@ -100,11 +101,7 @@ class AutoProxSGD(ProxOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint; averages stay in float32 where torch would cast them to half-precision parameters."""
         super().load_state_dict(state_dict)
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        for number, p in zip(numbers, all_params(self), strict=True):
-            if self.state.get(p):
-                saved = state_dict["state"][number]["momentum_buffer"]
-                self.state[p]["momentum_buffer"] = widen(saved.to(p.device, copy=True))
+        restore_precision(self, state_dict, "momentum_buffer")
 
     def _take_step(self) -> None:
         params = [p for p in all_params(self) if p.grad is not None]

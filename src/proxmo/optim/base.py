@@ -7,7 +7,6 @@ parameters and applies the prox. All methods are ordinary `torch.optim.Optimizer
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from proxmo.optim.options import (
     is_frozen,
 )
 from proxmo.optim.sparsity import Sparsity, measure_sparsity, trained
-from proxmo.optim.units import Units, as_units, joined, seen_by_penalty, units_of, write_back
+from proxmo.optim.units import Units, as_units, joined, seen_by_penalty, steps_of_units, units_of, write_back
 from proxmo.penalties.axes import Step
 from proxmo.penalties.base import Penalty, widen
 
@@ -347,10 +346,8 @@ def apply_prox(
     if units is None:
         penalty.prox_(points, step, others)
         return
-    if isinstance(step, list):
-        step = [s.expand(point.shape) for s, point in zip(step, points, strict=True)]
     matrices = [joined(family, points) for family in units]
-    penalty.prox_(matrices, [joined(family, step) for family in units] if isinstance(step, list) else step, others)
+    penalty.prox_(matrices, steps_of_units(units, step, points) if isinstance(step, list) else step, others)
     for family, matrix in zip(units, matrices, strict=True):
         write_back(family, matrix, points)
 
@@ -399,8 +396,10 @@ def use_foreach(choice: bool | None, tensors: list[Tensor]) -> bool:
     return set(map(type, tensors)) <= {Tensor, Parameter} if choice is None else choice
 
 
-def _read_whether_finite(tensors: list[Tensor]) -> bool:
+def _all_finite(tensors: list[Tensor]) -> bool:
     """Whether all local elements are finite; reads one number per device if they are."""
+    if torch.compiler.is_compiling():  # values cannot be read: break the graph, or with fullgraph=True raise
+        torch._dynamo.graph_break(msg="nonfinite='skip' and 'raise' read the gradients; set nonfinite='propagate'")
     by_device: dict[torch.device, list[Tensor]] = {}
     for t in map(shards.local, tensors):
         if t.numel():
@@ -413,9 +412,3 @@ def _read_whether_finite(tensors: list[Tensor]) -> bool:
             if not bool(norms.isfinite().all()):
                 return False
     return True
-
-
-# A compiled step cannot branch on values: this breaks the graph, or with fullgraph=True raises with the reason.
-_takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # not in older versions of torch
-_why = {"reason": "nonfinite='skip' and 'raise' read the gradients; set nonfinite='propagate'"} if _takes_reason else {}
-_all_finite: Callable[[list[Tensor]], bool] = torch.compiler.disable(_read_whether_finite, **_why)  # type: ignore[no-untyped-call]

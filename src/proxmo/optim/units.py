@@ -118,6 +118,24 @@ def joined(family: Family, tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([_rows(shards.full(t), part) for t, part in zip(used, family, strict=True)], 1)
 
 
+def steps_of_units(units: Units, steps: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return for each family the steps of its matrix, which `joined` makes of ``tensors``.
+
+    One for each unit, where all its parts have the same, as a metric that is constant on units has it; then the prox
+    keeps its closed form.
+    """
+    found = []
+    for family in units:
+        along_units = [tensors[part.position].shape[part.axis] == steps[part.position].numel() for part in family]
+        per_unit = joined(family, steps) if all(along_units) and not torch.compiler.is_compiling() else None
+        if per_unit is not None and not shards.is_sharded(per_unit) and bool((per_unit == per_unit[:, :1]).all()):
+            found.append(per_unit[:, :1])
+        else:
+            whole = [step.expand(tensor.shape) for step, tensor in zip(steps, tensors, strict=True)]
+            found.append(joined(family, whole))
+    return found
+
+
 def write_back(family: Family, matrix: Tensor, tensors: Sequence[Tensor]) -> None:
     """Write the rows of the matrix of a family back to where `joined` took them from."""
     widths = [_width(tensors[part.position], part) for part in family]

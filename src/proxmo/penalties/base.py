@@ -262,9 +262,10 @@ class Penalty(ABC):
 
     def _call_hook(self, x: Tensor, local: Tensor, step: Step) -> None:
         """Write the prox of ``x`` to ``local``, its local shard or itself."""
-        out = None if is_transformed(local) else local  # vmap has no rules for out=
-        if not isinstance(step, Tensor) or _is_positive(step):
-            result = self._prox(x, step, out)
+        if not isinstance(step, Tensor):
+            result = self._prox(x, step, None if is_transformed(local) else local)  # vmap has no rules for out=
+        elif _is_positive(step):
+            result = self._prox(x, step, local if step.dtype == local.dtype else None)
         else:
             result = torch.where(step == 0, local, self._prox(x, step, None))
         if result is not local:
@@ -358,8 +359,8 @@ class Penalty(ABC):
 
 
 def _is_positive(step: Tensor) -> bool:
-    """Whether a step is known to have no zeros; one on a device is not read."""
-    return is_eager_cpu(step) and step.numel() > 0 and bool(step.amin() > 0)
+    """Whether a step for every element has no zeros, as far as can be told: one on a device is not read."""
+    return step.dim() > 0 and is_eager_cpu(step) and step.numel() > 0 and bool(step.amin() > 0)
 
 
 def _small_and_alike(tensors: Sequence[Tensor]) -> list[list[int]]:

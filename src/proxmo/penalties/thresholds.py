@@ -63,7 +63,11 @@ def is_moderate(step: Tensor, largest: Tensor | None = None) -> bool:
 
     ``largest`` holds the largest magnitude of each group, which may be NaN or inf.
     """
-    if not is_eager_cpu(step) or not 1 / _MODERATE < float(step.amin()) <= float(step.amax()) < _MODERATE:
+    if (
+        not is_eager_cpu(step)
+        or not step.numel()
+        or not 1 / _MODERATE < float(step.amin()) <= float(step.amax()) < _MODERATE
+    ):
         return False
     return largest is None or not bool(((largest >= _MODERATE) & largest.isfinite()).any())
 

@@ -113,7 +113,8 @@ class Trimmed(Penalty):
         self.penalty.prox_(shrunk, step if not isinstance(step, list) else steps)
         of_others = steps[0] if not isinstance(step, list) else 1.0
         steps += [of_others] * (len(ranked) - len(tensors))
-        rankings = [self._envelopes(x, one) for x, one in zip(ranked, steps, strict=True)]
+        known = [*shrunk, *[None] * (len(ranked) - len(tensors))]
+        rankings = list(map(self._envelopes, ranked, steps, known))
         for x, near, spared in zip(tensors, shrunk, self._spared(rankings, ranked), strict=False):
             local = shards.local(x)
             local.copy_(torch.where(spared, local, shards.local(near)))
@@ -222,20 +223,25 @@ class Trimmed(Penalty):
         values = self.penalty._group_values(groups, groups.elements)
         return Ranking(groups.onto_tensor(values), tuple(groups.apart))
 
-    def _envelopes(self, x: Tensor, step: Step) -> Ranking:
-        """Rank the blocks of ``x`` by their Moreau envelopes, or by numbers in the same order."""
+    def _envelopes(self, x: Tensor, step: Step, near: Tensor | None = None) -> Ranking:
+        """Rank the blocks of ``x`` by their Moreau envelopes, or by numbers in the same order.
+
+        ``near`` is the prox of ``x``, if it is known. Its rounding hardly matters: it enters the envelope, which is
+        smallest there, by its square; that of half precision would.
+        """
+        near = near if near is not None and widen(near) is near else None
         x, penalty = widen(x), self.penalty
         one_step = not isinstance(step, Tensor) or step.numel() == 1
         if isinstance(penalty, Elementwise):
             if type(penalty).__base__ is Shrinkage and one_step:  # a subclass may have changed the order
                 return Ranking(shards.local(x).abs(), process_groups_of(x))
-            return Ranking(_element_envelopes(penalty, x, step), process_groups_of(x))
+            return Ranking(_element_envelopes(penalty, x, step, near), process_groups_of(x))
         exact = widest(x)  # so that near-ties are decided alike in all precisions
         groups = Groups(exact, penalty.dim)
         if type(penalty) is GroupL2 and one_step:
             scores = group_norms(groups, groups.elements)
         else:
-            scores = _group_envelopes(penalty, exact, step)
+            scores = _group_envelopes(penalty, exact, step, near)
         return Ranking(groups.onto_tensor(scores), tuple(groups.apart))
 
 
@@ -243,15 +249,16 @@ def _sum_of_others(values: Tensor, spared: Tensor) -> Tensor:
     return torch.where(spared & ~values.isnan(), 0.0, values).sum()  # NaN must not go unseen
 
 
-def _element_envelopes(penalty: Elementwise, x: Tensor, step: Step) -> Tensor:
+def _element_envelopes(penalty: Elementwise, x: Tensor, step: Step, near: Tensor | None) -> Tensor:
     local, steps = shards.local(x).double(), local_step(step, x)
-    near = penalty._prox(local, steps, None)
+    near = penalty._prox(local, steps, None) if near is None else shards.local(near).double()
     return penalty._element_values(near) + (near - local).square() / (2 * steps)
 
 
-def _group_envelopes(penalty: SumOverGroups, x: Tensor, step: Step) -> Tensor:
+def _group_envelopes(penalty: SumOverGroups, x: Tensor, step: Step, near: Tensor | None) -> Tensor:
     groups, steps = Groups(x, penalty.dim), local_step(step, x)
-    near = penalty._prox(x, steps, None).reshape(groups.elements.shape)
+    near = penalty._prox(x, steps, None) if near is None else shards.local(near).to(x.dtype)
+    near = near.reshape(groups.elements.shape)
     spread = steps if not isinstance(steps, Tensor) or steps.dim() == 0 else groups.onto_elements(steps)
     gaps = groups.sum((near - groups.elements).square() / (2 * spread))
     return penalty._group_values(groups, near) + gaps
