@@ -96,7 +96,7 @@ def score_at(records: list[Record], target: float, outside: bool = False) -> flo
         best = max if first.metric == "accuracy" else min
         return best(record.points[TARGETS[first.kind].index(target)][1] for record in records)
     points = [Point(*record.points[0]) for record in records]
-    return points[0].score if len(points) == 1 else interpolated(points, target, outside)
+    return interpolated(points, target, outside) if METHODS[first.method].strengths else points[0].score
 
 
 def interpolated(points: list[Point], removed: float, outside: bool = False) -> float | None:
