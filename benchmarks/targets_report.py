@@ -152,7 +152,8 @@ def _panel(axes: Any, mine: list[Cell], looks: Looks) -> None:
         if method == "dense":
             axes.axhline(scores[0], color=look.colour, linestyle="--", linewidth=1, label=look.label)
             continue
-        apart = 1 + 0.02 * (3 - position)  # so that error bars do not hide one another
+        # so that error bars do not hide one another
+        apart = 1 + 0.14 * ((len(looks) - 1) / 2 - position) / len(looks)
         axes.errorbar(
             [apart * max(1 - cell.removed, 1e-4) for cell in chosen],
             scores,
