@@ -16,12 +16,19 @@ from benchmarks import require
 from benchmarks.curves import curves
 from benchmarks.kernels import kernels
 from benchmarks.output import made_with
-from benchmarks.steps import steps
+from benchmarks.steps import adam_steps, steps
 from benchmarks.sweep import sweep
 from benchmarks.training import training
 from proxmo.files import written_whole
 
-SUITES = {"steps": steps, "kernels": kernels, "training": training, "sweep": sweep, "curves": curves}
+SUITES = {
+    "steps": steps,
+    "adam_steps": adam_steps,
+    "kernels": kernels,
+    "training": training,
+    "sweep": sweep,
+    "curves": curves,
+}
 
 
 def main() -> None:

@@ -34,6 +34,13 @@ def test_steps_reports_ratios_to_fused_sgd(tmp_path: Path) -> None:
     assert "| small | SGD, fused | 1.00 | 1.00 |" in (tmp_path / "steps.md").read_text()
 
 
+def test_adam_steps_reports_ratios_to_fused_adamw(tmp_path: Path) -> None:
+    steps.adam_steps(tmp_path, 3, {"small": lambda: [(20, 30), (20,)], "smaller": lambda: [(2, 3)]})
+    ratios = numbers(tmp_path, "adam_steps")["small, threads: 2"]["ratios"]
+    assert ratios["AdamW, fused"] == 1
+    assert {"none, fused", "ℓ1, default", "ℓ∞,1, fused", "ℓ2,1 by block, default"} < set(ratios)
+
+
 def test_optimizer_options_override_defaults() -> None:
     grads = steps.gradients([(2, 3)])
     lrs = [steps.optimizer(grads, torch.optim.SGD, **options).defaults["lr"] for options in ({}, {"lr": 0.5})]
@@ -105,7 +112,7 @@ def test_command_runs_chosen_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["step"], "SUITE must be one of steps, kernels, training, sweep, curves, got step"),
+        (["step"], "SUITE must be one of steps, adam_steps, kernels, training, sweep, curves, got step"),
         (["--repeats", "2"], "--repeats must be at least 3, got 2"),
     ],
 )

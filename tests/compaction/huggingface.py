@@ -118,14 +118,14 @@ def waves(batch: int, length: int) -> dict[str, Tensor]:
 GROUPED = {"num_key_value_heads": 2}
 MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, float, float]] = {
     # model, inputs, outside of embeddings the least share of parameters in tensors with units, the most that is left
-    "BERT": (lambda: language_model("BertModel", num_hidden_layers=2), tokens, 0.45, 0.25),
+    "BERT": (lambda: language_model("BertModel", num_hidden_layers=2), tokens, 0.45, 1 / 3),
     "BERT with masks": (
         lambda: model_with("BertForSequenceClassification", "BertConfig", **_SIZES),
         masked_tokens,
         0.5,
-        0.2,
+        1 / 3,
     ),
-    "BERT, eager attention": (lambda: language_model("BertModel", attn_implementation="eager"), tokens, 0.45, 0.25),
+    "BERT, eager attention": (lambda: language_model("BertModel", attn_implementation="eager"), tokens, 0.45, 1 / 3),
     "DistilBERT": (
         lambda: model_with(
             "DistilBertForSequenceClassification",
@@ -138,32 +138,32 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, float, float]] = {
         ),
         tokens,
         0.3,
-        0.2,
+        1 / 3,
     ),
-    "RoBERTa": (lambda: language_model("RobertaModel"), tokens, 0.45, 0.25),
-    "ELECTRA": (lambda: language_model("ElectraModel", embedding_size=16), tokens, 0.5, 0.25),
+    "RoBERTa": (lambda: language_model("RobertaModel"), tokens, 0.45, 1 / 3),
+    "ELECTRA": (lambda: language_model("ElectraModel", embedding_size=16), tokens, 0.5, 1 / 3),
     "ALBERT": (lambda: language_model("AlbertModel", embedding_size=16), tokens, 0.4, 1 / 3),
     "DeBERTa-v2": (
         lambda: language_model("DebertaV2Model", relative_attention=True, pos_att_type=["p2c", "c2p"]),
         tokens,
         0.3,
-        0.2,
+        1 / 3,
     ),
     "ModernBERT": (
         lambda: language_model("ModernBertModel", cls_token_id=1, sep_token_id=2),
         tokens,
         0.6,
-        0.2,
+        1 / 3,
     ),
-    "ViT": (lambda: model_with("ViTForImageClassification", "ViTConfig", **_VISION), pixels, 0.4, 0.25),
-    "DeiT": (lambda: model_with("DeiTModel", "DeiTConfig", **_VISION), pixels, 0.4, 0.25),
-    "DINOv2": (lambda: model_with("Dinov2Model", "Dinov2Config", **_VISION, mlp_ratio=2), pixels, 0.4, 0.25),
+    "ViT": (lambda: model_with("ViTForImageClassification", "ViTConfig", **_VISION), pixels, 0.4, 1 / 3),
+    "DeiT": (lambda: model_with("DeiTModel", "DeiTConfig", **_VISION), pixels, 0.4, 1 / 3),
+    "DINOv2": (lambda: model_with("Dinov2Model", "Dinov2Config", **_VISION, mlp_ratio=2), pixels, 0.4, 1 / 3),
     "CLIP": (clip, both, 0.4, 1 / 3),
     "OPT": (
         lambda: language_model("OPTForCausalLM", ffn_dim=48, word_embed_proj_dim=32),
         tokens,
         0.45,
-        0.2,
+        1 / 3,
     ),
     "T5": (
         lambda: model_with(
@@ -178,10 +178,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, float, float]] = {
         ),
         two_sequences,
         0.6,
-        0.25,
+        1 / 3,
     ),
-    "BART": (lambda: model_with("BartForConditionalGeneration", "BartConfig", **_SEQ2SEQ), two_sequences, 0.5, 0.25),
-    "Whisper": (whisper, speech, 0.5, 0.25),
+    "BART": (lambda: model_with("BartForConditionalGeneration", "BartConfig", **_SEQ2SEQ), two_sequences, 0.5, 1 / 3),
+    "Whisper": (whisper, speech, 0.5, 1 / 3),
     "Wav2Vec2": (
         lambda: language_model(
             "Wav2Vec2Model",
@@ -196,12 +196,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, float, float]] = {
         0.5,
         1 / 3,
     ),
-    "GPT-2": (lambda: model_with("GPT2LMHeadModel", "GPT2Config", **_GPT), tokens, 0.45, 0.2),
+    "GPT-2": (lambda: model_with("GPT2LMHeadModel", "GPT2Config", **_GPT), tokens, 0.45, 1 / 3),
     "GPT-2 without cache": (
         lambda: model_with("GPT2LMHeadModel", "GPT2Config", **_GPT, use_cache=False),
         tokens,
         0.45,
-        0.2,
+        1 / 3,
     ),
     "GPT-J": (lambda: model_with("GPTJForCausalLM", "GPTJConfig", **_GPT, rotary_dim=4), tokens, 0.45, 1 / 3),
     "GPT-NeoX": (lambda: language_model("GPTNeoXForCausalLM"), tokens, 0.45, 1 / 3),

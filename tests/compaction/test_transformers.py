@@ -131,7 +131,7 @@ def test_models_of_another_input_size_are_refused(tmp_path: Path) -> None:
 
 def test_swapped_arguments_do_not_print_tensors() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    with pytest.raises(TypeError, match="such as GroupL2\\(0.1\\), got Tensor"):
+    with pytest.raises(TypeError, match=r"such as GroupL2\(0\.1\), got Tensor"):
         unit_groups(model, GroupL2(0.1), torch.randn(2, 3))  # type: ignore[arg-type]
 
 
