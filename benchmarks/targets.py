@@ -9,19 +9,19 @@ folder of results. Records that are there are not run again, so that the benchma
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from benchmarks.output import write
+from benchmarks.records import perform_missing, read
 from benchmarks.targets_methods import METHODS, Job, Kind, methods_for
-from benchmarks.targets_report import COLUMNS, Record, draw, rows
+from benchmarks.targets_report import LOOKS, Record, columns, draw, rows
 from benchmarks.targets_tasks import TASKS, Folders, Task
 from proxmo.experiments.data import FASHION_FOLDER
 from proxmo.experiments.threads import one_thread
-from proxmo.files import written_whole
 
 SEARCHED = ("digits", "fashion-mlp")  # tasks on which a run is so short that a strength can be searched for
 TARGETS: dict[Kind, tuple[float, ...]] = {"elements": (0.5, 0.8, 0.9, 0.95, 0.98), "units": (0.5, 0.75, 0.9)}
@@ -57,14 +57,10 @@ def grid(tasks: list[str], seeds: int) -> Iterator[Run]:
                             yield Run(task, kind, target, method, seed)
 
 
-def read(path: Path) -> Record | None:
-    return Record(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-
-
 def perform(run: Run, task: Task, out: Path) -> Record:
-    """Train, and write the record."""
-    trimmed = read(Run(run.task, run.kind, run.target, "trimmed", run.seed).path(out))
-    first_seed = read(Run(run.task, run.kind, run.target, run.method, 0).path(out))
+    """Train, and return the record."""
+    trimmed = read(Run(run.task, run.kind, run.target, "trimmed", run.seed).path(out), Record)
+    first_seed = read(Run(run.task, run.kind, run.target, run.method, 0).path(out), Record)
     job = Job(
         task,
         run.kind,
@@ -75,34 +71,28 @@ def perform(run: Run, task: Task, out: Path) -> Record:
     )
     start = time.perf_counter()
     outcome = METHODS[run.method](job)
-    record = Record(**asdict(run), metric=task.metric, **outcome._asdict(), seconds=time.perf_counter() - start)
-    path = run.path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as temporary:
-        temporary.write_text(json.dumps(asdict(record)), encoding="utf-8")
-    return record
+    return Record(**asdict(run), metric=task.metric, **outcome._asdict(), seconds=time.perf_counter() - start)
 
 
 def perform_all(runs: list[Run], folders: Folders, out: Path) -> None:
-    """Perform the runs that have no record yet, and say after each how long the others may take."""
-    missing = [run for run in runs if not run.path(out).exists()]
-    tasks: dict[str, Task] = {}
-    start = time.perf_counter()
-    for done, run in enumerate(missing, 1):
-        if run.task not in tasks:
-            tasks[run.task] = TASKS[run.task](folders)
-        record = perform(run, tasks[run.task], out)
-        minutes = (time.perf_counter() - start) / done * (len(missing) - done) / 60
-        result = f"{record.metric} {record.score:.4f}, removed {record.removed:.2%}, {record.seconds:.1f} s"
-        print(f"[{done}/{len(missing)}] {run}: {result}; about {minutes:.0f} min left", flush=True)
+    """Perform the runs that have no record yet."""
+    tasks = cache(lambda name: TASKS[name](folders))
+    perform_missing(runs, out, lambda run: perform(run, tasks(run.task), out))
 
 
 def report(runs: list[Run], out: Path) -> None:
     """Write the table, the figure and all numbers of the records that are there."""
-    records = [record for run in runs if (record := read(run.path(out))) is not None]
+    records = [record for run in runs if (record := read(run.path(out), Record)) is not None]
     if not records:
         raise SystemExit(f"no records in {out}")
-    write(out, "targets", [asdict(record) for record in records], draw(records), COLUMNS, rows(records))
+    write(
+        out,
+        "targets",
+        [asdict(record) for record in records],
+        draw(records, LOOKS),
+        columns(LOOKS),
+        rows(records, LOOKS),
+    )
 
 
 @one_thread()

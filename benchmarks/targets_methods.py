@@ -7,14 +7,15 @@ units (`unit_groups`) in each layer, as in `shrink`: behind a normalisation norm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import util
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 
 from benchmarks.targets_tasks import Task
 from proxmo import (
@@ -30,7 +31,7 @@ from proxmo import (
     param_groups,
     unit_groups,
 )
-from proxmo.optim.units import joined, seen_by_penalty, write_back
+from proxmo.optim.units import Family, joined, seen_by_penalty, write_back
 from proxmo.targets import HOLD
 
 Kind = Literal["elements", "units"]
@@ -79,13 +80,16 @@ class Blocks:
         self._units = kind == "units"
         self._groups = [group for group in groups if group["penalty"] is not None]
 
+    def weights(self) -> list[Tensor]:
+        """Return the parameters that are made of them."""
+        return [p for group in self._groups for p in _tensors(group)]
+
     @torch.no_grad()
     def left(self) -> list[tuple[int, int]]:
         """Return how many there are and how many are not zero, for each tensor or family of units."""
         found = []
         for group in self._groups:
-            params = [p if isinstance(p, Tensor) else p[1] for p in group["params"]]
-            for x in seen_by_penalty(group["units"] if self._units else None, params):
+            for x in seen_by_penalty(group["units"] if self._units else None, _tensors(group)):
                 alive = x.any(1) if self._units else x != 0
                 found.append((alive.numel(), int(alive.sum())))
         return found
@@ -98,17 +102,60 @@ class Blocks:
     def narrow(self, widths: list[int]) -> None:
         """Zero all but the first units of each family."""
         counts = iter(widths)
+        for family, params in self._families():
+            matrix = joined(family, params)
+            matrix[max(1, next(counts)) :] = 0
+            write_back(family, matrix, params)
+
+    @torch.no_grad()
+    def keep_largest(self, keep: float, each: bool = False) -> None:
+        """Zero all but a share: the weights of largest magnitude in all tensors, or in each family units by norm.
+
+        With ``each`` weights are ranked in each tensor alone as well.
+        """
+        if not self._units:
+            weights = self.weights()
+            for ranked in [[p] for p in weights] if each else [weights]:
+                least = _least_kept(torch.cat([p.flatten() for p in ranked]).abs_(), keep)
+                for p in ranked:
+                    p[p.abs() < least] = 0
+            return
+        for family, params in self._families():
+            matrix = joined(family, params)
+            norms = matrix.norm(dim=1)
+            matrix[norms < _least_kept(norms, keep)] = 0
+            write_back(family, matrix, params)
+
+    def _families(self) -> Iterator[tuple[Family, list[Tensor]]]:
         for group in self._groups:
-            params = [p if isinstance(p, Tensor) else p[1] for p in group["params"]]
             for family in group["units"]:
-                matrix = joined(family, params)
-                matrix[max(1, next(counts)) :] = 0
-                write_back(family, matrix, params)
+                yield family, _tensors(group)
 
 
-def fit(task: Task, network: nn.Module, optimizer: Optimizer, seed: int, after_step: AfterStep) -> None:
+def _tensors(group: dict[str, Any]) -> list[Tensor]:
+    return [p if isinstance(p, Tensor) else p[1] for p in group["params"]]
+
+
+def _least_kept(sizes: Tensor, keep: float) -> Tensor:
+    """Return the smallest of the sizes that are kept."""
+    kept = max(1, round(keep * len(sizes)))
+    return sizes.kthvalue(len(sizes) - kept + 1).values
+
+
+def cut_at_the_end(optimizer: Optimizer, steps: int) -> LRScheduler:
+    return MultiStepLR(optimizer, [round(CUT * steps)], gamma=0.1)
+
+
+def fit(
+    task: Task,
+    network: nn.Module,
+    optimizer: Optimizer,
+    seed: int,
+    after_step: AfterStep,
+    schedule: Callable[[Optimizer, int], LRScheduler] = cut_at_the_end,
+) -> None:
     """Train for all steps; ``after_step`` is called with the number of steps so far."""
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [round(CUT * task.steps)], gamma=0.1)
+    scheduler = schedule(optimizer, task.steps)
     batches = task.batches(torch.Generator().manual_seed(seed))
     network.train()
     for step in range(1, task.steps + 1):
@@ -119,23 +166,23 @@ def fit(task: Task, network: nn.Module, optimizer: Optimizer, seed: int, after_s
         after_step(step)
 
 
-def _network(job: Job) -> nn.Module:
+def new_network(job: Job) -> nn.Module:
     torch.manual_seed(job.seed)
     return job.task.make()
 
 
-def _groups(job: Job, network: nn.Module, penalty: Penalty) -> ParamGroups:
+def groups_of(job: Job, network: nn.Module, penalty: Penalty) -> ParamGroups:
     if job.kind == "elements":
         return param_groups(network, penalty)
     return unit_groups(network, job.task.example, penalty, exclude=job.task.exclude)
 
 
-def _penalty(kind: Kind, strength: float) -> L1 | GroupL2:
+def penalty_of(kind: Kind, strength: float) -> L1 | GroupL2:
     return L1(strength) if kind == "elements" else GroupL2(strength)
 
 
-def _trimmed_penalty(kind: Kind, strength: float) -> Trimmed:
-    return Trimmed(_penalty(kind, strength), 1.0, scope="all" if kind == "elements" else "each")
+def trimmed_penalty(kind: Kind, strength: float) -> Trimmed:
+    return Trimmed(penalty_of(kind, strength), 1.0, scope="all" if kind == "elements" else "each")
 
 
 @torch.no_grad()
@@ -146,8 +193,8 @@ def _outcome(job: Job, network: nn.Module, blocks: Blocks, runs: int = 1, streng
 
 def _run(job: Job, penalty: Penalty, plan: Callable[[ProxSGD], AfterStep]) -> Outcome:
     """Train with a penalty and what ``plan`` does after each step."""
-    network = _network(job)
-    groups = _groups(job, network, penalty)
+    network = new_network(job)
+    groups = groups_of(job, network, penalty)
     blocks = Blocks(job.kind, groups)
     optimizer = ProxSGD(groups, job.task.lr, MOMENTUM)
     fit(job.task, network, optimizer, job.seed, plan(optimizer))
@@ -155,7 +202,7 @@ def _run(job: Job, penalty: Penalty, plan: Callable[[ProxSGD], AfterStep]) -> Ou
 
 
 def dense(job: Job) -> Outcome:
-    return _run(job, _penalty(job.kind, 0.0), lambda _: lambda step: None)
+    return _run(job, penalty_of(job.kind, 0.0), lambda _: lambda step: None)
 
 
 def trimmed(job: Job) -> Outcome:
@@ -165,7 +212,7 @@ def trimmed(job: Job) -> Outcome:
         scheduler = KeepScheduler(optimizer, job.keep, job.task.steps)
         return lambda step: scheduler.step()
 
-    return _run(job, _trimmed_penalty(job.kind, 0.0), plan)
+    return _run(job, trimmed_penalty(job.kind, 0.0), plan)
 
 
 def gradual(job: Job) -> Outcome:
@@ -175,7 +222,7 @@ def gradual(job: Job) -> Outcome:
         scheduler = KeepScheduler(optimizer, job.keep, job.task.steps, tune_strength=False)
         return lambda step: scheduler.step()
 
-    return _run(job, _trimmed_penalty(job.kind, HOLD), plan)
+    return _run(job, trimmed_penalty(job.kind, HOLD), plan)
 
 
 def one_shot(job: Job) -> Outcome:
@@ -193,7 +240,7 @@ def one_shot(job: Job) -> Outcome:
 
         return after_step
 
-    return _run(job, _trimmed_penalty(job.kind, HOLD), plan)
+    return _run(job, trimmed_penalty(job.kind, HOLD), plan)
 
 
 class _MissedError(Exception):
@@ -227,8 +274,8 @@ def searched(job: Job) -> Outcome:
 
 
 def _refitted(job: Job, strength: float, tolerance: float) -> Outcome:
-    network = _network(job)
-    groups = _groups(job, network, _penalty(job.kind, strength))
+    network = new_network(job)
+    groups = groups_of(job, network, penalty_of(job.kind, strength))
     blocks = Blocks(job.kind, groups)
     optimizer = ProxSGD(groups, job.task.lr, MOMENTUM)
 
@@ -247,27 +294,36 @@ def pat(job: Job) -> Outcome:
     """torchao's pruning-aware training to a share of all weights, on the same ramp; needs torchao."""
     from torchao.prototype.pat.optim import PruneOptimizer
 
-    network = _network(job)
+    network = new_network(job)
     groups = param_groups(network, L1(0.0))
     blocks = Blocks("elements", groups)
+    base = SGD(pat_groups(groups, job.removed), job.task.lr, MOMENTUM, dampening=MOMENTUM)
+    fit(job.task, network, PruneOptimizer(base, *ramp(job.task)), job.seed, lambda step: None)
+    return _outcome(job, network, blocks)
+
+
+def pat_groups(groups: ParamGroups, removed: float) -> list[dict[str, Any]]:
+    """Return the weights with torchao's target, and the other parameters, for the optimizer that it wraps."""
     weights, others = [], []
     for group in groups:
-        params = [p if isinstance(p, Tensor) else p[1] for p in group["params"]]
-        (others if group["penalty"] is None else weights).extend(params)
+        (others if group["penalty"] is None else weights).extend(_tensors(group))
     target = {"prox_type": "GlobalMinSparsityConstraint", "group_type": "KElementGrouper", "k": 1}
-    target |= {"min_sparsity": job.removed, "min_sparsity_schedule": True}
-    base = SGD([{"params": weights, **target}, {"params": others}], job.task.lr, MOMENTUM, dampening=MOMENTUM)
-    start, end = (round(share * job.task.steps) for share in RAMP)
-    fit(job.task, network, PruneOptimizer(base, start, end), job.seed, lambda step: None)
-    return _outcome(job, network, blocks)
+    target |= {"min_sparsity": removed, "min_sparsity_schedule": True}
+    return [{"params": weights, **target}, {"params": others}]
+
+
+def ramp(task: Task) -> tuple[int, int]:
+    """Return the steps in which the ramp starts and ends."""
+    start, end = (round(share * task.steps) for share in RAMP)
+    return start, end
 
 
 def scratch(job: Job) -> Outcome:
     """The network that `trimmed` left, initialised anew and trained without a penalty."""
     if job.widths is None:
         raise ValueError("widths must be given, got None")
-    network = _network(job)
-    blocks = Blocks("units", _groups(job, network, GroupL2(0.0)))
+    network = new_network(job)
+    blocks = Blocks("units", groups_of(job, network, GroupL2(0.0)))
     blocks.narrow(job.widths)
     removed = blocks.removed()
     small, _ = compact(network.eval(), job.task.example)

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-LABELS = {
-    "dense": "dense",
-    "trimmed": "trimmed",
-    "gradual": "gradual pruning",
-    "one-shot": "one-shot pruning",
-    "searched": "ℓ1 or ℓ2,1, searched",
-    "pat": "torchao PAT",
-    "scratch": "from scratch",
-}
-COLOURS = {
-    "dense": "black",
-    "trimmed": "#D55E00",
-    "gradual": "#0072B2",
-    "one-shot": "#009E73",
-    "searched": "#CC79A7",
-    "pat": "#E69F00",
-    "scratch": "#999999",
-}
-MARKERS = {"trimmed": "o", "gradual": "s", "one-shot": "v", "searched": "D", "pat": "^", "scratch": "X"}
 HALF_A_POINT = 0.005
-COLUMNS = ("task", "blocks", "removed", "seeds", *LABELS.values())
+
+
+class Look(NamedTuple):
+    """How a method is named and drawn."""
+
+    label: str
+    colour: str
+    marker: str = ""
+
+
+Looks: TypeAlias = dict[str, Look]  # of all methods of a report, by name and in order
+LOOKS: Looks = {
+    "dense": Look("dense", "black"),
+    "trimmed": Look("trimmed", "#D55E00", "o"),
+    "gradual": Look("gradual pruning", "#0072B2", "s"),
+    "one-shot": Look("one-shot pruning", "#009E73", "v"),
+    "searched": Look("ℓ1 or ℓ2,1, searched", "#CC79A7", "D"),
+    "pat": Look("torchao PAT", "#E69F00", "^"),
+    "scratch": Look("from scratch", "#999999", "X"),
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class Record:
     runs: int
     strength: float | None
     seconds: float
+
+    def summary(self) -> str:
+        return f"{self.metric} {self.score:.4f}, removed {self.removed:.2%}, {self.seconds:.1f} s"
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,10 @@ class Cell:
         return f"{text} ({', '.join(notes)})" if notes else text
 
 
-def cells(records: list[Record]) -> list[Cell]:
+def cells(records: list[Record], looks: Looks) -> list[Cell]:
     """Put the seeds of each setting together, in the order of tasks, kinds, targets and methods."""
     found: dict[tuple[str, str, float, str], list[Record]] = {}
-    tasks, methods = list(dict.fromkeys(record.task for record in records)), list(LABELS)
+    tasks, methods = list(dict.fromkeys(record.task for record in records)), list(looks)
 
     def place(record: Record) -> tuple[int, str, float, int, int]:
         return tasks.index(record.task), record.kind, record.target, methods.index(record.method), record.seed
@@ -100,13 +103,17 @@ def cells(records: list[Record]) -> list[Cell]:
     return [Cell(group) for group in found.values()]
 
 
-def rows(records: list[Record]) -> list[tuple[str, ...]]:
+def columns(looks: Looks) -> tuple[str, ...]:
+    return ("task", "blocks", "removed", "seeds", *(look.label for look in looks.values()))
+
+
+def rows(records: list[Record], looks: Looks) -> list[tuple[str, ...]]:
     """Return a line for each task, kind and target, with the score of every method."""
-    found = {(c.first.task, c.first.kind, c.first.target, c.first.method): c for c in cells(records)}
+    found = {(c.first.task, c.first.kind, c.first.target, c.first.method): c for c in cells(records, looks)}
     settings = dict.fromkeys(key[:3] for key in found if key[3] != "dense")
     lines = []
     for task, kind, target in settings:
-        keys = [(task, *(("elements", 0.0) if name == "dense" else (kind, target)), name) for name in LABELS]
+        keys = [(task, *(("elements", 0.0) if name == "dense" else (kind, target)), name) for name in looks]
         scores = [str(found[key]) if key in found else "" for key in keys]
         counts = sorted({len(found[key].records) for key in keys if key in found})
         seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
@@ -114,9 +121,9 @@ def rows(records: list[Record]) -> list[tuple[str, ...]]:
     return lines
 
 
-def draw(records: list[Record]) -> Figure:
+def draw(records: list[Record], looks: Looks) -> Figure:
     """Plot the score against the share removed, a row of panels for each task."""
-    drawn = cells(records)
+    drawn = cells(records, looks)
     tasks = list(dict.fromkeys(cell.first.task for cell in drawn))
     kinds = sorted({cell.first.kind for cell in drawn if cell.first.method != "dense"}) or ["elements"]
     figure = Figure(figsize=(6 * len(kinds), 3.8 * len(tasks) + 0.6), layout="constrained")
@@ -124,7 +131,7 @@ def draw(records: list[Record]) -> Figure:
     for task, line in zip(tasks, panels, strict=True):
         for kind, axes in zip(kinds, line, strict=True):
             mine = [cell for cell in drawn if cell.first.task == task]
-            _panel(axes, [c for c in mine if c.first.kind == kind or c.first.method == "dense"])
+            _panel(axes, [c for c in mine if c.first.kind == kind or c.first.method == "dense"], looks)
             axes.set_title(f"{task}, {kind}")
     handles: dict[str, Any] = {}
     for axes in figure.axes:
@@ -134,29 +141,30 @@ def draw(records: list[Record]) -> Figure:
     return figure
 
 
-def _panel(axes: Any, mine: list[Cell]) -> None:
+def _panel(axes: Any, mine: list[Cell], looks: Looks) -> None:
     percent = 100 if mine[0].first.metric == "accuracy" else 1
     targets = sorted({cell.first.target for cell in mine if cell.first.method != "dense"})
-    for position, (method, colour) in enumerate(COLOURS.items()):
+    for position, (method, look) in enumerate(looks.items()):
         chosen = [cell for cell in mine if cell.first.method == method]
         scores = [percent * cell.score for cell in chosen]
         if not chosen:
             continue
         if method == "dense":
-            axes.axhline(scores[0], color=colour, linestyle="--", linewidth=1, label=LABELS[method])
+            axes.axhline(scores[0], color=look.colour, linestyle="--", linewidth=1, label=look.label)
             continue
-        apart = 1 + 0.02 * (3 - position)  # so that error bars do not hide one another
+        # so that error bars do not hide one another
+        apart = 1 + 0.14 * ((len(looks) - 1) / 2 - position) / len(looks)
         axes.errorbar(
             [apart * max(1 - cell.removed, 1e-4) for cell in chosen],
             scores,
             [percent * cell.spread for cell in chosen],
-            marker=MARKERS[method],
+            marker=look.marker,
             markersize=5,
             capsize=2,
             linewidth=2 if method == "trimmed" else 1,
             elinewidth=0.8,
-            color=colour,
-            label=LABELS[method],
+            color=look.colour,
+            label=look.label,
             zorder=3 if method == "trimmed" else 2,
         )
     _cut(axes, mine, percent)
