@@ -296,7 +296,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, float, float]] = {
             depths=[1, 1],
         ),
         large_pixels,
-        0.95,
+        0.9,
         0.3,
     ),
 }

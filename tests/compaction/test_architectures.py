@@ -76,7 +76,7 @@ def outside_embeddings(model: nn.Module) -> list[Tensor]:
     embedded = {
         id(p)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) or "embed" in name
+        if isinstance(module, nn.Embedding) or "embed" in name or name == "lm_head"
         for p in module.parameters()
     }
     return [p for p in model.parameters() if id(p) not in embedded]

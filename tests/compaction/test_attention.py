@@ -139,7 +139,7 @@ def test_compaction_removes_heads_or_reports_why_not() -> None:
         special.attention.in_proj_weight.view(3, 3, 4, 12)[:, 1] = 0
         special.attention.bias_k[..., 4:8], special.attention.bias_v[..., 4:8] = 0, 0
     _, report = compact(special, x)
-    assert report.kept == ["attention: units 4, 5, 6, 7 stay: the layer uses add_bias_kv or add_zero_attn"]
+    assert report.kept == ["attention: head 1 stays: the layer uses add_bias_kv or add_zero_attn"]
 
 
 def test_heads_stay_if_attention_weights_are_an_output() -> None:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from proxmo.compaction.aliases import Entry, View
 from proxmo.compaction.calls import Call, bind_arguments, operator_name
+from proxmo.compaction.errors import CompactionError
 from proxmo.compaction.example_inputs import ModelInputs, output_tensors
 from proxmo.compaction.labels import Facts, Labels, Operation, Values, atoms_in, tensors_in, without_units
 from proxmo.compaction.movement_rules import has_atoms
@@ -113,8 +114,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_in([inputs.args, inputs.kwargs]):
             self._entries[id(tensor)] = Entry(tensor, without_units(tensor.shape, varies=True), -1)
         with torch.no_grad(), self._hooks():
-            with self:
-                outputs = inputs.call(self._model)
+            try:
+                with self:
+                    outputs = inputs.call(self._model)
+            except Exception as error:
+                raise CompactionError(f"the model cannot be traced: {type(error).__name__}: {error}") from error
             end = Operation("output", "", [])
             for tensor in output_tensors(outputs):
                 entry = self._entry(tensor)
@@ -182,7 +186,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._entry(tensor).write(without_units(tensor.shape, varies=True), index, operation, self._splits)
 
     def _apply(self, rule: Any, call: Call) -> list[Facts]:
-        facts: list[Facts] = rule(call)
+        try:
+            facts: list[Facts] = rule(call)
+        except Exception:  # a use of the operator that its rule does not foresee
+            return not_understood(call)
         if [some.shape for some in facts] != [tuple(tensor.shape) for tensor in call.results]:
             return not_understood(call)
         return facts
