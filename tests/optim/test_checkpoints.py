@@ -190,3 +190,19 @@ def test_fields_that_a_checkpoint_lacks_take_their_defaults() -> None:
     saved["param_groups"][0]["penalty"] = {"TopK": {"dim": None}}
     with pytest.raises(ValueError, match=r"cannot load penalty TopK from the fields .*'k'"):
         optimizer.load_state_dict(saved)
+
+
+def test_checkpoint_of_units_names_how_its_groups_were_made() -> None:
+    def optimizer(with_units: bool) -> proxmo.ProxSGD:
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        penalty = proxmo.GroupL2(0.1)
+        groups = (
+            proxmo.unit_groups(net, torch.zeros(1, 3), penalty) if with_units else proxmo.param_groups(net, penalty)
+        )
+        return proxmo.ProxSGD(groups)
+
+    for saved, live in ((True, False), (False, True)):
+        names = ["unit_groups" if units else "param_groups" for units in (saved, live)]
+        with pytest.raises(ValueError, match=f"groups as {names[0]} makes them into those of {names[1]}"):
+            optimizer(live).load_state_dict(optimizer(saved).state_dict())
+    optimizer(True).load_state_dict(optimizer(True).state_dict())

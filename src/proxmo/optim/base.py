@@ -21,7 +21,7 @@ from torch.optim.optimizer import ParamsT
 
 from proxmo import checks, shards
 from proxmo.eager import is_eager_cpu
-from proxmo.optim.checkpoints import check_loaded_state, from_plain, to_plain_data, update_fields
+from proxmo.optim.checkpoints import check_loaded_state, check_made_alike, from_plain, to_plain_data, update_fields
 from proxmo.optim.options import (
     Group,
     Options,
@@ -238,6 +238,11 @@ class ProxOptimizer(Optimizer):
             return super().state_dict()
         finally:
             handle.remove()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state that `state_dict` returned, or one of torch's own optimizers; see there."""
+        check_made_alike(self.param_groups, state_dict["param_groups"])
+        super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Called by unpickling, with live penalties, and at the end of `load_state_dict`, with plain ones that update

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -66,6 +66,16 @@ def restore_precision(optimizer: Optimizer, state_dict: Mapping[str, Any], *keys
             for key in keys:
                 saved = state_dict["state"][number][key]
                 optimizer.state[p][key] = widen(saved.to(p.device, copy=True))
+
+
+def check_made_alike(live: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
+    """Raise if one side has groups of units and the other not; torch would only say that their sizes differ."""
+    there, here = ("unit_groups" if any(g.get("units") for g in groups) else "param_groups" for groups in (saved, live))
+    if there != here and all("penalty" in group for group in saved):
+        raise ValueError(
+            f"cannot load a checkpoint of parameter groups as {there} makes them into those of {here}: their penalties "
+            f"act on different groups of weights; make the optimizer with {there}"
+        )
 
 
 def check_loaded_state(
