@@ -148,7 +148,7 @@ class KeepScheduler:
             size = self._prox_steps(group)
             if float(group["lr"]) > 0 and size != 0:
                 strength = max(strength, penalty.sufficient_strength(_tensors(group), size) / steps)
-        return strength
+        return min(strength, HOLD)
 
     @torch.no_grad()
     def _prox_steps(self, group: Group) -> float | list[Tensor]:

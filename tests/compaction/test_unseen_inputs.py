@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proxmo import GroupL2, compact, unit_groups
+from proxmo import CompactionError, GroupL2, compact, unit_groups
 
 
 def zero(layer: nn.Module, *units: int, bias: float | None = 0.0) -> None:
@@ -388,3 +388,42 @@ def test_outputs_of_different_scale_are_compared_separately() -> None:
         model.last.weight[:, 3] = 0
     _, report = compact(model, randn(4, 3))
     assert report.widths["first"] == (8, 8)
+
+
+class _HalfRectified(nn.Module):
+    """Slices at a position, which a smaller layer would have elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.second(torch.cat([h[:, :4].relu(), h[:, 4:]], 1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "example", [torch.zeros(1, 3), torch.ones(2, 3), torch.arange(3.0).reshape(1, 3)], ids=["zeros", "ones", "single"]
+)
+def test_examples_that_say_little_do_not_make_wrong_models(example: Tensor) -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = _HalfRectified()
+        with torch.no_grad():
+            model.first.weight[1], model.first.bias[1] = 0, 0
+        small, _ = compact(model, example)
+        x = torch.randn(50, 3)
+        torch.testing.assert_close(small(x), model(x))
+
+
+def test_output_without_tensors_is_refused() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layers(x).tolist()
+
+    with pytest.raises(CompactionError, match="the model must return tensors"):
+        compact(Plain(), torch.randn(4, 3))

@@ -139,3 +139,17 @@ def test_subclass_that_changes_the_prox_does_not_inherit_the_kernel() -> None:
 def test_fused_and_foreach_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="fused and foreach cannot both be True"):
         ProxAdamW([Parameter(torch.ones(2))], fused=True, foreach=True)
+
+
+@pytest.mark.parametrize("penalty", [proxmo.GroupL2(1e-3), proxmo.GroupLInf(1e-3)], ids=str)
+def test_step_of_zero_keeps_its_element(penalty: proxmo.Penalty) -> None:
+    """The square of a gradient of 1e21 is infinite in float32."""
+    results = []
+    for fused in (False, True):
+        x = Parameter(torch.tensor([[0.1, 1.0]]))
+        optimizer = ProxAdamW([x], 1e-3, weight_decay=0.0, penalty=penalty, fused=fused)
+        x.grad = torch.tensor([[1e21, 1e-3]])
+        optimizer.step()
+        results.append(x.detach())
+    assert results[0][0, 0] == 0.1
+    torch.testing.assert_close(*results)

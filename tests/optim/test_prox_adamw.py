@@ -337,3 +337,48 @@ def test_penalty_that_needs_one_number_is_refused_in_a_running_optimizer() -> No
     with pytest.raises(ValueError, match="penalty must take a step for every element"):
         optimizer.step()
     assert torch.equal(params[0], before)
+
+
+@pytest.mark.parametrize("penalty", [proxmo.Trimmed(proxmo.L1(1e10), keep=2), proxmo.TopK(2, scope="all")], ids=str)
+def test_tensors_of_one_element_are_ranked_like_the_others(penalty: proxmo.Penalty) -> None:
+    params = [Parameter(torch.tensor([1.0, 2.0, 3.0])), Parameter(torch.tensor([5.0]))]
+    optimizer = proxmo.ProxAdamW(params, 1e-3, weight_decay=0.0, penalty=penalty)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert [(p != 0).tolist() for p in params] == [[False, False, True], [True]]
+
+
+@pytest.mark.parametrize("penalty", [proxmo.Trimmed(proxmo.L1(1e10), keep=2), proxmo.TopK(2, scope="all")], ids=str)
+def test_parameter_without_gradient_keeps_its_place_in_the_ranking(penalty: proxmo.Penalty) -> None:
+    params = [Parameter(torch.tensor([1.0, 2.0])), Parameter(torch.tensor([5.0, 6.0]))]
+    optimizer = proxmo.ProxAdamW(params, 1e-3, weight_decay=0.0, penalty=penalty)
+    params[0].grad = torch.ones(2)
+    optimizer.step()
+    assert [p.count_nonzero().item() for p in params] == [0, 2]
+
+
+@pytest.mark.parametrize("penalty", [proxmo.GroupL2(0.3), proxmo.Nuclear(0.3)], ids=str)
+def test_adamw_checkpoint_is_reduced_to_blocks(penalty: proxmo.Penalty) -> None:
+    theirs, ours = make_params(shapes=[(4, 6)]), make_params(shapes=[(4, 6)])
+    adamw = torch.optim.AdamW(theirs)
+    prox = proxmo.ProxAdamW(ours, penalty=penalty, metric="block")
+    set_gradients(theirs, 0)
+    adamw.step()
+    prox.load_state_dict(adamw.state_dict())
+    expected = adamw.state[theirs[0]]["exp_avg_sq"]
+    expected = expected.mean(1, keepdim=True) if isinstance(penalty, proxmo.GroupL2) else expected.mean().reshape(1, 1)
+    torch.testing.assert_close(prox.state[ours[0]]["exp_avg_sq"], expected)
+    set_gradients(ours, 1)
+    prox.step()
+
+
+def test_float64_checkpoint_loads_into_half_precision() -> None:
+    wide, half = make_params(shapes=[(3,)]), make_params(torch.bfloat16, [(3,)])
+    saved, optimizer = torch.optim.AdamW(wide), proxmo.ProxAdamW(half)
+    set_gradients(wide, 0)
+    saved.step()
+    optimizer.load_state_dict(saved.state_dict())
+    set_gradients(half, 1)
+    optimizer.step()
+    assert optimizer.state[half[0]]["exp_avg"].dtype == torch.float32

@@ -397,3 +397,12 @@ def test_one_step_per_group_stays_one_in_a_stack(monkeypatch: pytest.MonkeyPatch
     expected = [proxmo.GroupL2(0.9).prox(x, step) for x, step in zip(tensors, steps, strict=True)]
     proxmo.GroupL2(0.9).prox_(tensors, steps)
     torch.testing.assert_close(tensors, expected)
+
+
+@pytest.mark.parametrize(
+    ("x", "step"), [([46.0, 30.0], [1.1e-12, 3e3]), ([600.0, 300.0], [1e-11, 3e4]), ([1e-18, 2e-18], [1e-10, 1.0])]
+)
+def test_groups_of_float32_with_steps_of_many_sizes_are_those_of_float64(x: list[float], step: list[float]) -> None:
+    point, steps = torch.tensor([x]), torch.tensor([step])
+    expected = proxmo.GroupL2(1.0).prox(point.double(), steps.double())
+    torch.testing.assert_close(proxmo.GroupL2(1.0).prox(point, steps).double(), expected, rtol=1e-5, atol=1e-5 * max(x))

@@ -42,24 +42,24 @@ class ModelInputs:
         """Return the tensors in the output of the model, without gradients."""
         return output_tensors(self.call(model))
 
-    @property
-    def has_numbers(self) -> bool:
-        """Whether there are tensors of real numbers among the inputs."""
-        return any(
-            isinstance(x, Tensor) and x.is_floating_point() for x in pytree.tree_leaves((self.args, self.kwargs))
-        )
+    def with_noise(self, seed: int) -> ModelInputs:
+        """Return inputs with noise of the size of each float tensor added, and integers shuffled: another test point.
 
-    def shuffled(self) -> ModelInputs:
-        """Return inputs with the elements of each float tensor shuffled: a second, equally valid test point."""
-        generator = torch.Generator().manual_seed(0)
+        So an example of zeros, of equal tokens or of one sample does not hide that a smaller model differs.
+        """
+        generator = torch.Generator().manual_seed(seed)
 
-        def shuffle(x: Any) -> Any:
-            if not (isinstance(x, Tensor) and x.is_floating_point()):
+        def change(x: Any) -> Any:
+            if not isinstance(x, Tensor) or x.is_complex() or not x.numel():
                 return x
-            order = torch.randperm(x.numel(), generator=generator).to(x.device)
-            return x.flatten()[order].reshape(x.shape)
+            if not x.is_floating_point():
+                return x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].reshape(x.shape)
+            finite = x[x.isfinite()]
+            size = float(finite.std()) if finite.numel() > 1 else 0.0
+            noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
+            return x + (size or 1.0) * noise
 
-        return ModelInputs(*pytree.tree_map(shuffle, (self.args, self.kwargs)))
+        return ModelInputs(*pytree.tree_map(change, (self.args, self.kwargs)))
 
 
 def output_tensors(outputs: Any) -> list[Tensor]:

@@ -31,7 +31,7 @@ def rescale_norms(small: nn.Module, analysis: Analysis, removed: Labels) -> dict
         The attributes that were set, by module and name, with their old and new values.
     """
     changes: dict[tuple[str, str], tuple[float, float]] = {}
-    for name, ratio, _ in _ratios(analysis, removed):
+    for name, ratio, dtype in _ratios(analysis, removed):
         norm = small.get_submodule(name)
         if next(norm.children(), None) is not None:  # not a norm, but some larger module
             continue
@@ -41,8 +41,8 @@ def rescale_norms(small: nn.Module, analysis: Analysis, removed: Labels) -> dict
             setattr(norm, parameter_name, nn.Parameter(scaled, p.requires_grad))
         for attribute, value in list(vars(norm).items()):
             if isinstance(norm, nn.RMSNorm) and attribute == "eps" and value is None:
-                value = torch.finfo(norm.weight.dtype).eps
-            if type(value) is float and 0 < value < _LARGEST_EPS:
+                value = torch.finfo(dtype).eps
+            if type(value) is float and 0 < value < _LARGEST_EPS and "eps" in attribute:
                 setattr(norm, attribute, value * ratio)
                 changes[name, attribute] = (value, value * ratio)
     return changes

@@ -16,6 +16,8 @@ from proxmo.compaction.outputs import are_close
 
 _MOST = 3
 """The largest number of other inputs that a model is followed on."""
+_NOISY = 4
+"""How often each of them is compared with noise: what a branch of ReLU hides in one sample shows in another."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Probes:
     example: ModelInputs
     others: tuple[ModelInputs, ...]
     """Inputs of other sizes."""
+    compared: tuple[ModelInputs, ...]
+    """Inputs that outputs are compared on: all of these, and the same with noise."""
     trains: bool
     """Whether the model runs on the example in training mode."""
 
@@ -36,9 +40,17 @@ class Probes:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise CompactionError(f"the model does not run on example_inputs: {reason}") from error
+        if not outputs:
+            raise CompactionError(
+                "the model must return tensors, alone or in tuples, lists, dictionaries or dataclasses, got "
+                f"{type(example.call(model)).__name__}"
+            )
         if not are_close(example.output_tensors(model), outputs):
             raise CompactionError("the model is not deterministic in evaluation mode")
-        return cls(example, tuple(other_sizes(model, example)), runs_in_training(model, example))
+        others = tuple(other_sizes(model, example))
+        noisy = [inputs.with_noise(seed) for seed in range(_NOISY) for inputs in (example, *others)]
+        compared = (example, *others, *(inputs for inputs in noisy if _runs(model, inputs)))
+        return cls(example, others, compared, runs_in_training(model, example))
 
     def to_trace(self) -> list[ModelInputs]:
         """Return the inputs that the model is followed on."""
@@ -46,7 +58,7 @@ class Probes:
 
     def to_compare(self) -> list[ModelInputs]:
         """Return the inputs that outputs are compared on."""
-        return [self.example, *([self.example.shuffled()] if self.example.has_numbers else []), *self.others]
+        return list(self.compared)
 
 
 @torch.no_grad()

@@ -31,6 +31,8 @@ _RANDOM = re.compile("rand|normal|uniform|bernoulli|multinomial|dropout")
 def rule_for(func: Any) -> Rule | None:
     """Return the rule for an operator, or ``None`` if there is none."""
     name = operator_name(func)
+    if func.namespace not in ("aten", "prims"):  # an operator of somebody else, whatever its name
+        return pointwise if torch.Tag.pointwise in func.tags else None
     if name in _RULES:
         return _RULES[name]
     if torch.Tag.pointwise in func.tags:

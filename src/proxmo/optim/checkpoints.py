@@ -58,14 +58,14 @@ def update_fields(penalty: Penalty, update: Penalty) -> None:
 
 
 def restore_precision(optimizer: Optimizer, state_dict: Mapping[str, Any], *keys: str) -> None:
-    """Give loaded state of half-precision parameters its saved dtype, float32 at least, where torch has cast it."""
+    """Give loaded state of half-precision parameters the saved numbers in float32, where torch has cast them."""
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for number, p in zip(numbers, params, strict=True):
         if optimizer.state.get(p) and widen(p).dtype != p.dtype:
             for key in keys:
                 saved = state_dict["state"][number][key]
-                optimizer.state[p][key] = widen(saved.to(p.device, copy=True))
+                optimizer.state[p][key] = saved.to(p.device, widen(p).dtype, copy=True)
 
 
 def check_made_alike(live: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:

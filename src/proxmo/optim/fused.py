@@ -59,10 +59,10 @@ def take_fused_steps(group: Group, moves: Moves) -> Moves:
 def take_fused_adam_steps(group: Group, moments: Moments) -> Moments:
     """Take the steps of `ProxAdamW` that compiled loops can take, prox included; return the others."""
     penalty, lr = group["penalty"], float(group["lr"])
-    kernel = None if penalty is None else penalty.current_metric_kernel()
-    if group["units"] is not None or (penalty is not None and kernel is None):
+    if group["units"] is not None or not kernels.available() or not 0 < lr <= LARGEST:
         return moments
-    if not kernels.available() or not 0 < lr <= LARGEST:
+    kernel = None if penalty is None else penalty.current_metric_kernel()
+    if penalty is not None and kernel is None:
         return moments
     params, gradients, averages, squares = (list(map(shards.local, column)) for column in moments[:4])
     local = Moments(params, gradients, averages, squares, moments.counts)

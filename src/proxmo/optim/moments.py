@@ -40,6 +40,14 @@ def new_second_moment(group: Group, p: Tensor) -> Tensor:
     return torch.zeros_like(widen(p.detach())) if shape == p.shape else shards.zeros_reduced(widen(p.detach()), shape)
 
 
+def reduced_to_blocks(group: Group, p: Tensor, moment: Tensor) -> Tensor:
+    """Return second moments of elements as means over blocks, if the group keeps one for each block."""
+    if moment.shape != p.shape or _shape(group, p) == p.shape:
+        return moment
+    blocks = new_second_moment(group, p)
+    return _sum_over_blocks(shards.local(moment), p, blocks) / (p.numel() // max(blocks.numel(), 1))
+
+
 def _shape(group: Group, p: Tensor) -> tuple[int, ...]:
     penalty = group["penalty"]
     if penalty is None or (group["metric"] == "element" and penalty.elementwise_step):
@@ -68,7 +76,7 @@ def update_second_moments(
         torch._foreach_mul_(local, 1 - weight)
         torch._foreach_addcmul_(local, gradients, gradients, weight)
         return
-    sums = [_sum_over_blocks(g, p, moment) for g, p, moment in zip(gradients, params, moments, strict=True)]
+    sums = [_sum_over_blocks(g.square(), p, moment) for g, p, moment in zip(gradients, params, moments, strict=True)]
     lengths = [p.numel() // max(moment.numel(), 1) for p, moment in zip(params, moments, strict=True)]
     means = [total / length for total, length in zip(sums, lengths, strict=True)]
     for family in (units_of(group, params) or ()) if group["metric"] == "block" else ():
@@ -77,11 +85,11 @@ def update_second_moments(
     torch._foreach_lerp_(local, new, weight)
 
 
-def _sum_over_blocks(gradient: Tensor, p: Tensor, moment: Tensor) -> Tensor:
-    """Return the sum of gradient² over each block, with the shape and the sharding of ``moment``."""
-    squares = gradient.square().sum_to_size(shards.local(moment).shape)
+def _sum_over_blocks(squares: Tensor, p: Tensor, moment: Tensor) -> Tensor:
+    """Return the sum of local ``squares`` over each block, with the shape and the sharding of ``moment``."""
+    sums = squares.sum_to_size(shards.local(moment).shape)
     across = [group for axis, group in shards.splits(p) if moment.shape[axis] < p.shape[axis]]
-    return shards.like(shards.sum_over_ranks(squares, across), moment)
+    return shards.like(shards.sum_over_ranks(sums, across), moment)
 
 
 def _average_over_units(

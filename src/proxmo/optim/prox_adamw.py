@@ -14,7 +14,7 @@ from proxmo.kernels.moves import in_cache
 from proxmo.optim.base import Certificate, ProxOptimizer, apply_penalty, as_scalar, is_zero, use_foreach
 from proxmo.optim.checkpoints import restore_precision
 from proxmo.optim.fused import check_fused, take_fused_adam_steps
-from proxmo.optim.moments import METRICS, Metric, Moments, new_second_moment, update_second_moments
+from proxmo.optim.moments import METRICS, Metric, Moments, new_second_moment, reduced_to_blocks, update_second_moments
 from proxmo.optim.options import Group, Options, check_betas
 from proxmo.penalties.base import Penalty, widen
 from proxmo.secants import square
@@ -103,15 +103,23 @@ class ProxAdamW(ProxOptimizer):
                 )
             for option in _IGNORED:
                 group.pop(option, None)
+        for kept in state["state"].values():
+            if kept and not isinstance(kept.get("step"), Tensor):  # as older versions of torch counted
+                kept["step"] = torch.tensor(float(kept.get("step", 0)))
         super().__setstate__(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint, also one of ``torch.optim.AdamW``.
 
-        Moments stay in float32 where torch would cast them to half-precision parameters.
+        Moments stay in float32 where torch would cast them to half-precision parameters. Second moments of elements
+        become means over blocks, if this optimizer keeps one for each block.
         """
         super().load_state_dict(state_dict)
         restore_precision(self, state_dict, "exp_avg", "exp_avg_sq")
+        for group in self.param_groups:
+            for p in group["params"]:
+                if self.state.get(p):
+                    self.state[p]["exp_avg_sq"] = reduced_to_blocks(group, p, self.state[p]["exp_avg_sq"])
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)

@@ -17,10 +17,12 @@ from proxmo.penalties.constraints import GroupConstraint
 from proxmo.penalties.selection import (
     Ranking,
     Scope,
+    has_metric,
     local_step,
     mask_of_largest,
     masks_of_largest,
     process_groups_of,
+    steps_of_others,
     without_empty,
 )
 
@@ -70,7 +72,10 @@ class TopK(GroupConstraint):
             super().prox_(tensors, step)
         elif isinstance(step, (Tensor, list)) or step != 0:
             points, steps = without_empty(tensors, step)
-            rankings = [*map(self._ranking, points, steps), *(self._ranking(x, 1.0) for x in others if x.numel())]
+            rest = [x for x in others if x.numel()]
+            all_steps = [*steps, *steps_of_others(step, steps, len(rest))]
+            in_metric = has_metric(step)
+            rankings = [self._ranking(x, one, in_metric) for x, one in zip([*points, *rest], all_steps, strict=True)]
             stays = masks_of_largest(rankings, self.k)
             for x, one, mask in zip(points, steps, stays, strict=False):
                 local = shards.local(x)
@@ -78,11 +83,9 @@ class TopK(GroupConstraint):
                 local.copy_(torch.where(mask, local, local.new_zeros(())))
             shards.mark_written(points)
 
-    def _ranking(self, x: Tensor, step: Step) -> Ranking:
+    def _ranking(self, x: Tensor, step: Step, in_metric: bool) -> Ranking:
         local = shards.local(widen(x)).abs()
-        steps = local_step(step, x)
-        in_metric = isinstance(steps, Tensor) and steps.dim() > 0
-        return Ranking(local / steps.sqrt() if in_metric else local, process_groups_of(x))  # type: ignore[union-attr]
+        return Ranking(local / local_step(step, x) ** 0.5 if in_metric else local, process_groups_of(x))
 
     def _inside(self, x: Tensor, slack: float) -> Tensor:
         groups = Groups(x, self.dim)

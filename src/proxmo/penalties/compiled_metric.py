@@ -16,6 +16,7 @@ from numba import njit
 from proxmo.kernels.tasks import BLOCK, inlined, reordered
 from proxmo.penalties import compiled_elements as elements
 
+LEAST = 1e-100  # stands for a step of zero beside weights of size 1
 MAX_PASSES = 60  # Newton's method takes 2 to 8
 
 
@@ -162,13 +163,15 @@ def _largest(row: Any) -> float:
 @njit(error_model="numpy")
 def _norm_in_float64(row: Any, steps: Any, s: float) -> float:
     scale = _largest(row)
-    return _norm_after(row.astype(np.float64) / scale, steps.astype(np.float64) / scale, s) * scale
+    steps = np.maximum(steps.astype(np.float64) / scale, LEAST)
+    return _norm_after(row.astype(np.float64) / scale, steps, s) * scale
 
 
 @njit(error_model="numpy")
 def _level_in_float64(row: Any, inverses: Any) -> float:
     scale = _largest(row)
-    return _level_after(row.astype(np.float64) / scale, inverses.astype(np.float64) * scale) * scale
+    inverses = np.minimum(inverses.astype(np.float64) * scale, 1 / LEAST)
+    return _level_after(row.astype(np.float64) / scale, inverses) * scale
 
 
 @inlined

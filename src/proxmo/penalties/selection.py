@@ -52,6 +52,19 @@ def without_empty(tensors: list[Tensor], step: Step | list[Tensor]) -> tuple[lis
     return [x for x, _ in pairs], [one for _, one in pairs]
 
 
+def has_metric(step: Step | list[Tensor]) -> bool:
+    """Whether steps may differ, between elements or between tensors, so that magnitudes alone do not rank."""
+    return isinstance(step, list) or (isinstance(step, Tensor) and step.numel() > 1)
+
+
+def steps_of_others(step: Step | list[Tensor], steps: Sequence[Any], count: int) -> list[Step]:
+    """Return steps to rank so many tensors by that a step leaves alone: in a metric, the mean of the known ones."""
+    if count == 0 or not isinstance(step, list):
+        return [1.0 if isinstance(step, list) else step] * count
+    sums = [shards.local(one).double().sum() for one in steps]
+    return [shards.total_over_shards(sums, steps) / max(sum(one.numel() for one in steps), 1) or 1.0] * count
+
+
 def process_groups_of(x: Tensor) -> tuple[ProcessGroup, ...]:
     """Return the process groups over which the elements of ``x`` are sharded."""
     return tuple(split.process_group for split in shards.splits(x))

@@ -69,7 +69,11 @@ def is_moderate(step: Tensor, largest: Tensor | None = None) -> bool:
         or not 1 / _MODERATE < float(step.amin()) <= float(step.amax()) < _MODERATE
     ):
         return False
-    return largest is None or not bool(((largest >= _MODERATE) & largest.isfinite()).any())
+    if largest is None:
+        return True
+    finite = torch.where(largest.isfinite(), largest, 0.0)
+    top = float(finite.amax()) if finite.numel() else 0.0
+    return top < _MODERATE and top**2 < 1e36 * float(step.amin()) ** 3  # (x/step)²/step is summed
 
 
 def project_simplex(y: Tensor, radius: float, groups: Groups, step: Tensor | None = None) -> Tensor:

@@ -25,9 +25,11 @@ from proxmo.penalties.groups import GroupL2, GroupLInf, group_norms
 from proxmo.penalties.selection import (
     Ranking,
     Scope,
+    has_metric,
     local_step,
     masks_of_largest,
     process_groups_of,
+    steps_of_others,
     without_empty,
 )
 from proxmo.penalties.thresholds import widest
@@ -111,10 +113,13 @@ class Trimmed(Penalty):
             return
         shrunk = [x.clone() for x in tensors]
         self.penalty.prox_(shrunk, step if not isinstance(step, list) else steps)
-        of_others = steps[0] if not isinstance(step, list) else 1.0
-        steps += [of_others] * (len(ranked) - len(tensors))
-        known = [*shrunk, *[None] * (len(ranked) - len(tensors))]
-        rankings = list(map(self._envelopes, ranked, steps, known))
+        missing = len(ranked) - len(tensors)
+        all_steps = [*steps, *steps_of_others(step, steps, missing)]
+        in_metric = has_metric(step)
+        rankings = [
+            self._envelopes(x, one, in_metric, near)
+            for x, one, near in zip(ranked, all_steps, [*shrunk, *[None] * missing], strict=True)
+        ]
         for x, near, spared in zip(tensors, shrunk, self._spared(rankings, ranked), strict=False):
             local = shards.local(x)
             local.copy_(torch.where(spared, local, shards.local(near)))
@@ -186,7 +191,8 @@ class Trimmed(Penalty):
     def sufficient_strength(self, tensors: Sequence[Tensor], step: float | list[Tensor]) -> float:
         """Return the strength from which on every block that is not left alone vanishes in one step."""
         tensors, steps = without_empty(list(tensors), step)
-        spared = self._spared([self._envelopes(x, one) for x, one in zip(tensors, steps, strict=True)], tensors)
+        rankings = [self._envelopes(x, one, has_metric(step)) for x, one in zip(tensors, steps, strict=True)]
+        spared = self._spared(rankings, tensors)
         largest = 0.0
         for x, one, mask in zip(tensors, steps, spared, strict=True):
             thresholds, process_groups = self._thresholds(widen(x) / one)
@@ -223,22 +229,21 @@ class Trimmed(Penalty):
         values = self.penalty._group_values(groups, groups.elements)
         return Ranking(groups.onto_tensor(values), tuple(groups.apart))
 
-    def _envelopes(self, x: Tensor, step: Step, near: Tensor | None = None) -> Ranking:
-        """Rank the blocks of ``x`` by their Moreau envelopes, or by numbers in the same order.
+    def _envelopes(self, x: Tensor, step: Step, in_metric: bool, near: Tensor | None = None) -> Ranking:
+        """Rank the blocks of ``x`` by their Moreau envelopes, or without a metric by numbers in the same order.
 
         ``near`` is the prox of ``x``, if it is known. Its rounding hardly matters: it enters the envelope, which is
         smallest there, by its square; that of half precision would.
         """
         near = near if near is not None and widen(near) is near else None
         x, penalty = widen(x), self.penalty
-        one_step = not isinstance(step, Tensor) or step.numel() == 1
         if isinstance(penalty, Elementwise):
-            if type(penalty).__base__ is Shrinkage and one_step:  # a subclass may have changed the order
+            if type(penalty).__base__ is Shrinkage and not in_metric:  # a subclass may have changed the order
                 return Ranking(shards.local(x).abs(), process_groups_of(x))
             return Ranking(_element_envelopes(penalty, x, step, near), process_groups_of(x))
         exact = widest(x)  # so that near-ties are decided alike in all precisions
         groups = Groups(exact, penalty.dim)
-        if type(penalty) is GroupL2 and one_step:
+        if type(penalty) is GroupL2 and not in_metric:
             scores = group_norms(groups, groups.elements)
         else:
             scores = _group_envelopes(penalty, exact, step, near)
