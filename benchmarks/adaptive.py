@@ -2,10 +2,10 @@
 
 `ProxAdamW`, with a target and with strengths, and `ProxLion` stand beside AdamW with gradual magnitude pruning, with
 torchao's pruning-aware training if it is installed, with ℓ1 in the loss, and with a plain soft threshold, and beside
-`ProxSGD`. Tasks are in `targets_tasks`, methods in `adaptive_methods`. Each method has an lr of its own: the best of
-three with another seed at a middle target, for methods with strengths by the line through two of them. Every run writes
-a record to the folder of results. Records that are there are not run again, so that the benchmark can be stopped and
-resumed.
+`ProxSGD`; on rows of weight matrices beside RAMDA, if its repository is on the path. Tasks are in `targets_tasks`,
+methods in `adaptive_methods` and `adaptive_rows`. Each method has an lr of its own: the best of three with another seed
+at a middle target, for methods with strengths by the line through two of them. Every run writes a record to the folder
+of results. Records that are there are not run again, so that the benchmark can be stopped and resumed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,30 @@ from proxmo.experiments.data import FASHION_FOLDER
 from proxmo.experiments.threads import one_thread
 
 CHOICE_SEED = 100  # lr is chosen with it
-MIDDLE: dict[Kind, float] = {"elements": 0.9, "units": 0.75}
-LRS = {"adam": (1e-3, 3e-3, 1e-2), "lion": (3e-4, 1e-3, 3e-3), "sgd": (0.5, 1.5, 5.0)}  # for SGD: times the task's lr
-GRADIENT_STRENGTHS = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
-STRENGTHS = {"naive": (0.1, 0.3, 0.6, 0.9)}  # a share of Adam's step; others are on the scale of the gradients
+MIDDLE: dict[Kind, float] = {"elements": 0.9, "units": 0.75, "rows": 0.75}
+LRS = {
+    "adam": (3e-3, 1e-2, 3e-2),
+    "lion": (1e-3, 3e-3, 1e-2),
+    "ramda": (1e-2, 3e-2, 1e-1),
+    "sgd": (0.5, 1.5, 5.0),  # times the lr of the task
+}
+SAME_LR = {"gradual-each": "gradual", "trimmed-block": "trimmed"}  # methods that take the lr that another has chosen
+STRENGTHS: dict[Kind, tuple[float, ...]] = {
+    "elements": (1e-4, 3e-4, 1e-3, 3e-3),
+    "units": (3e-4, 1e-3, 3e-3, 1e-2),
+    "rows": (1e-5, 3e-5, 1e-4, 3e-4),
+}
+SHARES_OF_STEP = (0.1, 0.3, 0.6, 0.9)  # strengths of the naive threshold, which is relative to Adam's step
 TASK_NAMES = ("fashion-mlp", "bytes-transformer", "fashion-cnn", "cifar10-resnet")
+ROWS_TASKS = ("fashion-mlp",)  # linear layers are all that RAMDA's repository takes
+# Methods with strengths take many runs: on the tasks with longer ones only the two that came out best.
+ALL_STRENGTHS_TASKS = ("fashion-mlp", "bytes-transformer")
+BEST_STRENGTHS = ("prox-adamw", "l1-in-loss")
 
 
 def choices(task: str, kind: Kind, method: str) -> list[Run]:
     """Return the runs among which lr is chosen."""
+    method = SAME_LR.get(method, method)
     found = levels(kind, method)
     tried = found[-3:-1] if METHODS[method].strengths else tuple({MIDDLE[kind]}.intersection(found)) or found
     return [Run(task, kind, method, level, lr, CHOICE_SEED) for lr in LRS[METHODS[method].family] for level in tried]
@@ -60,14 +75,25 @@ def chosen_lr(runs: list[Run], out: Path) -> float | None:
 def levels(kind: Kind, method: str) -> tuple[float, ...]:
     if method == "dense":
         return (0.0,)
-    return STRENGTHS.get(method, GRADIENT_STRENGTHS) if METHODS[method].strengths else TARGETS[kind]
+    if not METHODS[method].strengths:
+        return TARGETS[kind]
+    return SHARES_OF_STEP if method == "naive" else STRENGTHS[kind]
 
 
 def settings(tasks: list[str], methods: list[str]) -> Iterator[tuple[str, Kind, str]]:
+    """Yield the kinds of blocks and the methods to run on each task."""
     for task in tasks:
         for kind in TARGETS:
-            names = methods_for(kind) if kind == "units" else ["dense", *methods_for(kind)]
-            yield from ((task, kind, name) for name in names if name in methods)
+            names = ["dense", *methods_for(kind)] if kind == "elements" else methods_for(kind)
+            yield from ((task, kind, name) for name in names if name in methods and _is_run(task, kind, name))
+
+
+def _is_run(task: str, kind: Kind, method: str) -> bool:
+    if kind == "rows":
+        return task in ROWS_TASKS
+    if not METHODS[method].strengths or task in ALL_STRENGTHS_TASKS:
+        return True
+    return method in BEST_STRENGTHS and kind == "elements"
 
 
 def grid(tasks: list[str], methods: list[str], seeds: int, out: Path) -> Iterator[Run]:
@@ -124,6 +150,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if "pat" not in methods_for("elements"):
         print("torchao is not installed: its pruning-aware training is left out")
+    if "ramda" not in methods_for("rows"):
+        print("RAMDA is not on the path: it is left out")
     if not options.report_only:
         perform_all(
             options.tasks, options.methods, options.seeds, Folders(options.fashion_mnist, options.cifar10), options.out

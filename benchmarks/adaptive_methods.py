@@ -6,75 +6,21 @@ zero like a cosine. Blocks are those of `targets_methods`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from importlib import util
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn.functional import softshrink
-from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import AdamW
 
-from benchmarks.targets_methods import (
-    MOMENTUM,
-    AfterStep,
-    Blocks,
-    Job,
-    Kind,
-    fit,
-    groups_of,
-    new_network,
-    pat_groups,
-    penalty_of,
-    ramp,
-    trimmed_penalty,
-)
-from proxmo import KeepScheduler, ParamGroups, ProxAdamW, ProxLion, ProxSGD
+from benchmarks import adaptive_rows
+from benchmarks.adaptive_model import Model, Point
+from benchmarks.targets_methods import MOMENTUM, Job, Kind, pat_groups, ramp
+from proxmo import KeepScheduler, ProxAdamW, ProxLion, ProxSGD
 
-WARM_UP = 0.05
-TARGETS: dict[Kind, tuple[float, ...]] = {"elements": (0.5, 0.8, 0.9, 0.95), "units": (0.5, 0.75)}
+TARGETS: dict[Kind, tuple[float, ...]] = {"elements": (0.5, 0.8, 0.9, 0.95), "units": (0.5, 0.75), "rows": (0.5, 0.75)}
 Metric = Literal["element", "block"]
-
-
-class Point(NamedTuple):
-    """The share that was removed, and the score with the others."""
-
-    removed: float
-    score: float
-
-
-class Model:
-    """A new network with the blocks that a job may remove."""
-
-    def __init__(self, job: Job, trim: bool = False) -> None:
-        self.job = job
-        self.network = new_network(job)
-        penalty = trimmed_penalty(job.kind, 0.0) if trim else penalty_of(job.kind, job.strength or 0.0)
-        self.groups: ParamGroups = groups_of(job, self.network, penalty)
-        self.blocks = Blocks(job.kind, self.groups)
-
-    def fit(self, optimizer: Optimizer, after_step: AfterStep = lambda step: None) -> Point:
-        fit(self.job.task, self.network, optimizer, self.job.seed, after_step, warm_up_and_cosine)
-        return self.point()
-
-    @torch.no_grad()
-    def point(self) -> Point:
-        return Point(self.blocks.removed(), self.job.task.score(self.network.eval()))
-
-    def adamw(self) -> AdamW:
-        return AdamW(self.network.parameters(), self.job.task.lr)
-
-
-def warm_up_and_cosine(optimizer: Optimizer, steps: int) -> LambdaLR:
-    first = max(1, round(WARM_UP * steps))
-
-    def factor(step: int) -> float:
-        if step < first:
-            return (step + 1) / first
-        return (1 + math.cos(math.pi * min(1.0, (step - first) / (steps - first)))) / 2
-
-    return LambdaLR(optimizer, factor)
 
 
 def dense(job: Job) -> list[Point]:
@@ -175,7 +121,7 @@ class Method(NamedTuple):
     """How to train, and the grids that it needs."""
 
     train: Callable[[Job], list[Point]]
-    family: Literal["adam", "lion", "sgd"] = "adam"
+    family: Literal["adam", "lion", "sgd", "ramda"] = "adam"
     strengths: bool = False
     """Whether it takes strengths, not targets."""
     kinds: tuple[Kind, ...] = ("elements", "units")
@@ -188,15 +134,19 @@ METHODS = {
     "gradual": Method(gradual),
     "gradual-each": Method(gradual_each, kinds=("elements",)),
     "pat": Method(pat, kinds=("elements",)),
-    "prox-adamw": Method(prox_adamw, strengths=True, kinds=("elements",)),
+    "prox-adamw": Method(prox_adamw, strengths=True, kinds=("elements", "units", "rows")),
     "prox-lion": Method(prox_lion, "lion", strengths=True, kinds=("elements",)),
     "prox-sgd": Method(prox_sgd, "sgd", strengths=True, kinds=("elements",)),
     "naive": Method(naive, strengths=True, kinds=("elements",)),
     "l1-in-loss": Method(l1_in_loss, strengths=True, kinds=("elements",)),
+    "ramda": Method(adaptive_rows.ramda, "ramda", strengths=True, kinds=("rows",)),
+    "its-prox-adamw": Method(adaptive_rows.its_prox_adamw, strengths=True, kinds=("rows",)),
 }
 
 
 def methods_for(kind: Kind) -> list[str]:
     """Return the methods that remove such blocks and can run here; dense training aside."""
+    missing = {"pat": not util.find_spec("torchao")}
+    missing |= dict.fromkeys(("ramda", "its-prox-adamw"), not adaptive_rows.INSTALLED)
     names = [name for name, method in METHODS.items() if kind in method.kinds and name != "dense"]
-    return [name for name in names if name != "pat" or util.find_spec("torchao")]
+    return [name for name in names if not missing.get(name)]

@@ -20,11 +20,13 @@ LOOKS: Looks = {
     "gradual": Look("AdamW, gradual pruning", "#0072B2", "s"),
     "gradual-each": Look("AdamW, gradual pruning of each layer", "#56B4E9", "<"),
     "pat": Look("AdamW, torchao PAT", "#E69F00", "^"),
-    "prox-adamw": Look("ℓ1, ProxAdamW", "#D55E00", "P"),
+    "prox-adamw": Look("ℓ1 or ℓ2,1, ProxAdamW", "#D55E00", "P"),
     "prox-lion": Look("ℓ1, ProxLion", "#009E73", "D"),
     "prox-sgd": Look("ℓ1, ProxSGD", "#882255", "v"),
     "naive": Look("ℓ1, AdamW and soft threshold", "#999999", "X"),
     "l1-in-loss": Look("ℓ1 in the loss of AdamW, then cut", "#666666", "d"),
+    "ramda": Look("ℓ2,1, RAMDA", "#44AA99", "h"),
+    "its-prox-adamw": Look("ℓ2,1, ProxAdamW of RAMDA's authors", "#332288", "p"),
 }
 
 

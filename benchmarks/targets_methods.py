@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import util
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
+from torch.optim.lr_scheduler import MultiStepLR
 
 from benchmarks.targets_tasks import Task
 from proxmo import (
@@ -34,7 +34,7 @@ from proxmo import (
 from proxmo.optim.units import Family, joined, seen_by_penalty, write_back
 from proxmo.targets import HOLD
 
-Kind = Literal["elements", "units"]
+Kind = Literal["elements", "units", "rows"]
 AfterStep = Callable[[int], None]
 MOMENTUM = 0.9
 CUT, REFIT = 0.8, 0.7  # shares of the steps after which lr is cut, and after which zeros are fixed by some methods
@@ -77,20 +77,20 @@ class Blocks:
     """The weights or units that may be removed, as an optimizer had them before a method dropped its penalty."""
 
     def __init__(self, kind: Kind, groups: ParamGroups) -> None:
-        self._units = kind == "units"
+        self._kind = kind
         self._groups = [group for group in groups if group["penalty"] is not None]
 
     def weights(self) -> list[Tensor]:
         """Return the parameters that are made of them."""
-        return [p for group in self._groups for p in _tensors(group)]
+        return [p for group in self._groups for p in tensors_of(group)]
 
     @torch.no_grad()
     def left(self) -> list[tuple[int, int]]:
         """Return how many there are and how many are not zero, for each tensor or family of units."""
         found = []
         for group in self._groups:
-            for x in seen_by_penalty(group["units"] if self._units else None, _tensors(group)):
-                alive = x.any(1) if self._units else x != 0
+            for x in seen_by_penalty(group["units"] if self._kind == "units" else None, tensors_of(group)):
+                alive = x != 0 if self._kind == "elements" else x.any(1)
                 found.append((alive.numel(), int(alive.sum())))
         return found
 
@@ -113,7 +113,7 @@ class Blocks:
 
         With ``each`` weights are ranked in each tensor alone as well.
         """
-        if not self._units:
+        if self._kind == "elements":
             weights = self.weights()
             for ranked in [[p] for p in weights] if each else [weights]:
                 least = _least_kept(torch.cat([p.flatten() for p in ranked]).abs_(), keep)
@@ -129,10 +129,10 @@ class Blocks:
     def _families(self) -> Iterator[tuple[Family, list[Tensor]]]:
         for group in self._groups:
             for family in group["units"]:
-                yield family, _tensors(group)
+                yield family, tensors_of(group)
 
 
-def _tensors(group: dict[str, Any]) -> list[Tensor]:
+def tensors_of(group: dict[str, Any]) -> list[Tensor]:
     return [p if isinstance(p, Tensor) else p[1] for p in group["params"]]
 
 
@@ -142,7 +142,13 @@ def _least_kept(sizes: Tensor, keep: float) -> Tensor:
     return sizes.kthvalue(len(sizes) - kept + 1).values
 
 
-def cut_at_the_end(optimizer: Optimizer, steps: int) -> LRScheduler:
+class Schedule(Protocol):
+    """What changes the options of an optimizer after each step, such as an LRScheduler."""
+
+    def step(self) -> None: ...
+
+
+def cut_at_the_end(optimizer: Optimizer, steps: int) -> Schedule:
     return MultiStepLR(optimizer, [round(CUT * steps)], gamma=0.1)
 
 
@@ -152,7 +158,7 @@ def fit(
     optimizer: Optimizer,
     seed: int,
     after_step: AfterStep,
-    schedule: Callable[[Optimizer, int], LRScheduler] = cut_at_the_end,
+    schedule: Callable[[Optimizer, int], Schedule] = cut_at_the_end,
 ) -> None:
     """Train for all steps; ``after_step`` is called with the number of steps so far."""
     scheduler = schedule(optimizer, task.steps)
@@ -174,7 +180,18 @@ def new_network(job: Job) -> nn.Module:
 def groups_of(job: Job, network: nn.Module, penalty: Penalty) -> ParamGroups:
     if job.kind == "elements":
         return param_groups(network, penalty)
+    if job.kind == "rows":
+        return _rows_of_hidden_layers(network, penalty)
     return unit_groups(network, job.task.example, penalty, exclude=job.task.exclude)
+
+
+def _rows_of_hidden_layers(network: nn.Module, penalty: Penalty) -> ParamGroups:
+    """Penalise the rows of all linear layers but the last, in proportion to the root of their length, as RAMDA does."""
+    layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
+    *hidden, output = layers
+    strength = penalty.strength if isinstance(penalty, GroupL2) else 0.0
+    strengths = {name: strength * math.sqrt(layers[name].in_features) for name in hidden}
+    return param_groups(network, penalty, exclude=[output], per_layer=strengths)
 
 
 def penalty_of(kind: Kind, strength: float) -> L1 | GroupL2:
@@ -306,7 +323,7 @@ def pat_groups(groups: ParamGroups, removed: float) -> list[dict[str, Any]]:
     """Return the weights with torchao's target, and the other parameters, for the optimizer that it wraps."""
     weights, others = [], []
     for group in groups:
-        (others if group["penalty"] is None else weights).extend(_tensors(group))
+        (others if group["penalty"] is None else weights).extend(tensors_of(group))
     target = {"prox_type": "GlobalMinSparsityConstraint", "group_type": "KElementGrouper", "k": 1}
     target |= {"min_sparsity": removed, "min_sparsity_schedule": True}
     return [{"params": weights, **target}, {"params": others}]

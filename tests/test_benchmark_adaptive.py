@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import adaptive
-from benchmarks.adaptive_methods import METHODS, TARGETS, Model, Point, methods_for, warm_up_and_cosine
+from benchmarks.adaptive_methods import METHODS, TARGETS, methods_for
+from benchmarks.adaptive_model import Model, Point, warm_up_and_cosine
 from benchmarks.adaptive_report import LOOKS, interpolated
 from benchmarks.targets_methods import Job, Kind
 from benchmarks.targets_tasks import TASKS, ByteTransformer, Folders, Task
@@ -46,6 +47,15 @@ def test_methods_with_a_strength_make_zeros(name: str, strength: float) -> None:
     ]
     assert points[0].removed == 0 < 0.1 < points[1].removed < 1
     assert min(point.score for point in points) > 0.5
+
+
+def test_rows_are_those_of_hidden_layers() -> None:
+    model = Model(Job(small_task(), "rows", 0.0, seed=0, strength=0.1))
+    assert [p.shape for p in model.blocks.weights()] == [(24, 64)]
+    assert next(group["penalty"].strength for group in model.groups if group["penalty"]) == pytest.approx(0.8)
+    with torch.no_grad():
+        model.blocks.weights()[0][:6] = 0
+    assert model.blocks.left() == [(24, 18)]
 
 
 def test_one_run_with_l1_in_the_loss_is_cut_to_all_targets() -> None:
@@ -112,7 +122,7 @@ def test_every_method_has_a_look() -> None:
 def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(adaptive.TASKS, "digits", lambda folders: small_task(30))
     monkeypatch.setitem(adaptive.LRS, "adam", (1e-3, 1e-2))
-    monkeypatch.setattr(adaptive, "GRADIENT_STRENGTHS", (1e-3, 1e-2))
+    monkeypatch.setitem(adaptive.STRENGTHS, "elements", (1e-3, 1e-2))
 
 
 @pytest.mark.usefixtures("small_grid")
