@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 import proxmo
 from proxmo import Penalty, shards
 from proxmo.penalties.axes import indexing_axes
-from proxmo.penalties.base import Grouped
+from proxmo.penalties.kinds import Grouped
 
 MANY_RANKS = 4096
 LATENCY, BANDWIDTH = 5e-6, 25e9

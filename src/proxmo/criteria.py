@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proxmo import checks, shards
-from proxmo.optim.base import Certificate, ProxOptimizer
+from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.closure import gradient_of
 from proxmo.optim.options import Group
+from proxmo.optim.proximal_step import Certificate
 from proxmo.optim.units import seen_by_penalty
 from proxmo.penalties.base import Penalty
 from proxmo.secants import distance, square

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from proxmo.penalties.base import Grouped, Penalty
+from proxmo.penalties.base import Penalty
+from proxmo.penalties.kinds import Grouped
 from proxmo.penalties.trimmed import Trimmed
 
 AnyPenalty = TypeVar("AnyPenalty", bound=Penalty)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import proxmo
 from proxmo.criteria import gradient_norm
-from proxmo.optim.base import apply_prox
+from proxmo.optim.proximal_step import apply_prox
 from proxmo.optim.units import Slice, joined, write_back
 
 WHOLE = None

@@ -15,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import proxmo
 from penalties.cases import CASES, Case, noise, tolerance
 from proxmo import ProxSGD, eager
-from proxmo.penalties.base import Dim, Grouped
+from proxmo.penalties.base import Dim
+from proxmo.penalties.kinds import Grouped
 
 SHAPES = [(40,), (12, 5), (3, 50), (10, 3, 2, 2)]
 

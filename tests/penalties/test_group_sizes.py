@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import proxmo
-from proxmo.penalties.base import Grouped
+from proxmo.penalties.kinds import Grouped
 
 
 @pytest.mark.parametrize(

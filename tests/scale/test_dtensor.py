@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 import proxmo
 from penalties.cases import CASES, Case, noise
 from proxmo import Penalty
-from proxmo.penalties.base import Grouped
+from proxmo.penalties.kinds import Grouped
 from scale import processes
 
 Layout = tuple[tuple[int, ...], list[Placement]]

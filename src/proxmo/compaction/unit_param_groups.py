@@ -11,7 +11,8 @@ from proxmo.compaction.example_inputs import ExampleInputs, ModelInputs, isolate
 from proxmo.compaction.unit_families import ParameterSlice, UniformUnits, find_units
 from proxmo.layers import ParamGroups, check_patterns, check_selection, matches, with_fields
 from proxmo.optim.units import Slice
-from proxmo.penalties.base import Grouped, Penalty
+from proxmo.penalties.base import Penalty
+from proxmo.penalties.kinds import Grouped
 from proxmo.penalties.trimmed import Trimmed
 
 UnitPenalty: TypeAlias = Grouped | Trimmed

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo import shards
-from proxmo.optim.base import ProxOptimizer, is_zero
+from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.checkpoints import restore_precision
 from proxmo.optim.closure import all_params, gradient_of
 from proxmo.optim.options import Group, Options
+from proxmo.optim.proximal_step import is_zero
 from proxmo.penalties.base import Penalty, widen
 from proxmo.secants import distance, square
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from proxmo import kernels, shards
 from proxmo.kernels import AdamNumbers, Moves
 from proxmo.kernels.moves import chosen
-from proxmo.optim.base import apply_prox, without_step
 from proxmo.optim.moments import Moments
 from proxmo.optim.options import Group
+from proxmo.optim.proximal_step import apply_prox, without_step
 from proxmo.optim.units import units_of
 from proxmo.penalties.base import Penalty
 

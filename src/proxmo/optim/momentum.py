@@ -10,8 +10,9 @@ from torch.optim.optimizer import ParamsT
 
 from proxmo import checks, shards
 from proxmo.kernels import Moves
-from proxmo.optim.base import ProxOptimizer, as_scalar, is_zero, use_foreach
+from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.options import Group, Options
+from proxmo.optim.proximal_step import as_scalar, is_zero, use_foreach
 from proxmo.secants import square
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from torch.optim.optimizer import ParamsT
 
 from proxmo import checks, shards
 from proxmo.kernels.moves import in_cache
-from proxmo.optim.base import Certificate, ProxOptimizer, apply_penalty, as_scalar, is_zero, use_foreach
+from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.checkpoints import restore_precision
 from proxmo.optim.fused import check_fused, take_fused_adam_steps
 from proxmo.optim.moments import METRICS, Metric, Moments, new_second_moment, reduced_to_blocks, update_second_moments
 from proxmo.optim.options import Group, Options, check_betas
+from proxmo.optim.proximal_step import Certificate, apply_penalty, as_scalar, is_zero, use_foreach
 from proxmo.penalties.base import Penalty, widen
 from proxmo.secants import square
 

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from proxmo import checks, shards
-from proxmo.optim.base import ProxOptimizer, as_scalar
+from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.checkpoints import restore_precision
 from proxmo.optim.options import Group, Options, check_betas
+from proxmo.optim.proximal_step import as_scalar
 from proxmo.penalties.base import Penalty, widen
 from proxmo.penalties.thresholds import widest
 

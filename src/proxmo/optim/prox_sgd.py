@@ -11,10 +11,10 @@ from torch.optim.optimizer import ParamsT
 
 from proxmo.kernels import Moves
 from proxmo.kernels.moves import in_cache
-from proxmo.optim.base import proximal_step
 from proxmo.optim.fused import check_fused, take_fused_steps
 from proxmo.optim.momentum import Initial, PolyakMomentum
 from proxmo.optim.options import Group, Options
+from proxmo.optim.proximal_step import proximal_step
 from proxmo.penalties.base import Penalty
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from proxmo import checks, shards
 from proxmo.penalties.axes import Groups, Step
-from proxmo.penalties.base import Constraint, Count, Dim, widen
+from proxmo.penalties.base import Count, Dim, widen
 from proxmo.penalties.constraints import GroupConstraint
+from proxmo.penalties.kinds import Constraint
 from proxmo.penalties.selection import (
     Ranking,
     Scope,

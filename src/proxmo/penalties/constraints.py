@@ -18,18 +18,11 @@ from torch import Tensor
 from proxmo import checks
 from proxmo.kernels import Kernel
 from proxmo.penalties.axes import Groups, Step
-from proxmo.penalties.base import (
-    AnyFloat,
-    Constraint,
-    Dim,
-    Elementwise,
-    Grouped,
-    NonNegativeFloat,
-    SumOverGroups,
-)
+from proxmo.penalties.base import AnyFloat, Dim, NonNegativeFloat
 from proxmo.penalties.elementwise import compiled as compiled_elements
 from proxmo.penalties.groups import compiled as compiled_rows
 from proxmo.penalties.groups import group_norms, in_metric
+from proxmo.penalties.kinds import Constraint, Elementwise, Grouped, SumOverGroups
 from proxmo.penalties.thresholds import LEAST, fit, project_simplex, secular_root, widest
 
 

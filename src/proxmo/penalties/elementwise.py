@@ -18,7 +18,8 @@ from torch import Tensor
 
 from proxmo.kernels import Kernel
 from proxmo.penalties.axes import Step
-from proxmo.penalties.base import FloatAboveOne, NonNegativeFloat, PositiveFloat, Shrinkage
+from proxmo.penalties.base import FloatAboveOne, NonNegativeFloat, PositiveFloat
+from proxmo.penalties.kinds import Shrinkage
 from proxmo.penalties.thresholds import fit
 
 # Imported with numba, when a kernel is asked for.

@@ -20,8 +20,9 @@ from typing_extensions import Self
 from proxmo.eager import is_eager_cpu
 from proxmo.kernels import Kernel
 from proxmo.penalties.axes import Groups, Step
-from proxmo.penalties.base import Dim, NonNegativeFloat, SumOverGroups
+from proxmo.penalties.base import Dim, NonNegativeFloat
 from proxmo.penalties.elementwise import soft_threshold
+from proxmo.penalties.kinds import SumOverGroups
 from proxmo.penalties.thresholds import LEAST, cap, is_moderate, level_in_metric, secular_root, widest
 
 # Imported with numba, when a kernel is asked for.

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from proxmo.penalties.axes import Groups, Step, indexing_axes
-from proxmo.penalties.base import Constraint, Count, Dim, NonNegativeFloat, WithDim
+from proxmo.penalties.base import Count, Dim, NonNegativeFloat
+from proxmo.penalties.kinds import Constraint, WithDim
 from proxmo.penalties.spectrum import scale_singular_values, singular_values
 from proxmo.penalties.thresholds import project_simplex
 

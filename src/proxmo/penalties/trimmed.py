@@ -19,9 +19,10 @@ from typing_extensions import Self
 
 from proxmo import checks, shards
 from proxmo.penalties.axes import Groups, Step
-from proxmo.penalties.base import Constraint, Elementwise, Penalty, Shrinkage, SumOverGroups, widen
+from proxmo.penalties.base import Penalty, widen
 from proxmo.penalties.elementwise import L1
 from proxmo.penalties.groups import GroupL2, GroupLInf, group_norms
+from proxmo.penalties.kinds import Constraint, Elementwise, Shrinkage, SumOverGroups
 from proxmo.penalties.selection import (
     Ranking,
     Scope,
