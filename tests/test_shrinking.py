@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,10 +43,12 @@ def error(model: nn.Module) -> float:
     return sum(nn.functional.mse_loss(model(x), y).item() for x, y in regression()) / 8
 
 
-@pytest.mark.parametrize("lr", [None, 0.3])
-def test_it_trains(lr: float | None) -> None:
+@pytest.mark.parametrize(
+    "make", [proxmo.AutoProxSGD, partial(proxmo.ProxSGD, lr=0.3), partial(proxmo.ProxAdamW, lr=0.01)]
+)
+def test_it_trains(make: Callable[[proxmo.ParamGroups], proxmo.ProxOptimizer]) -> None:
     loss = nn.functional.mse_loss
-    _, report = proxmo.shrink(network(), loss, regression(), keep=0.5, epochs=20, lr=lr, evaluate=error)
+    _, report = proxmo.shrink(network(), loss, regression(), keep=0.5, epochs=20, optimizer=make, evaluate=error)
     assert report.score is not None
     assert report.score[1] < 0.2 * report.score[0]
     assert report.units == (64, 32)
@@ -104,7 +107,9 @@ def batches_once() -> Iterator[Any]:
         ({"keep": 0.0}, ValueError, r"keep must be a share in \(0, 1\], got 0.0"),
         ({"parameters": 1.5}, ValueError, r"parameters must be a share in \(0, 1\], got 1.5"),
         ({"keep": 0.5, "latency": 0.5}, ValueError, "keep, parameters and latency exclude each other"),
-        ({"lr": -1.0}, ValueError, "lr must be"),
+        ({"optimizer": partial(proxmo.ProxSGD, lr=-1.0)}, ValueError, "lr must be"),
+        ({"optimizer": 0.1}, TypeError, "optimizer must be a function from parameter groups .*, got float"),
+        ({"optimizer": lambda groups: None}, TypeError, "such as partial.*, got one that makes NoneType"),
         ({"epochs": 0}, ValueError, "epochs must be an integer >= 1, got 0"),
         ({"loader": []}, ValueError, "loader must have at least one batch, got none"),
         ({"loader": [torch.zeros(2)]}, TypeError, r"loader must give pairs \(inputs, targets\), got Tensor"),

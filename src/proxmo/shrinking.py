@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils import _pytree as pytree
 
 from proxmo import checks
@@ -25,7 +25,6 @@ from proxmo.compaction.example_inputs import ModelInputs
 from proxmo.layers import ParamGroups
 from proxmo.optim import AutoProxSGD, ProxOptimizer, ProxSGD
 from proxmo.penalties import GroupL2, Trimmed
-from proxmo.schedules import CosineRates, RateScheduler
 from proxmo.targets import HOLD, KeepScheduler
 
 SEARCH_STEPS = 7  # halvings in the search for the share of units that meets a budget
@@ -82,17 +81,16 @@ def shrink(
     epochs: int = 10,
     parameters: float | None = None,
     latency: float | None = None,
+    optimizer: Callable[[ParamGroups], ProxOptimizer] = AutoProxSGD,
     evaluate: Callable[[nn.Module], float] | None = None,
-    lr: float | None = None,
-    momentum: float = 0.9,
     progress: bool = True,
 ) -> tuple[nn.Module, ShrinkReport]:
     """Train a model while its smallest units vanish, and return the smaller model that is left.
 
     Finds the removable units (`unit_groups`), ramps a trimmed penalty on them down to the target (`Trimmed`,
-    `KeepScheduler`), trains with a learning rate that tunes itself and is annealed along a cosine (`AutoProxSGD`), and
-    removes the zero units (`compact`), which changes no output. There is no strength and no learning rate to choose.
-    The model itself is not modified. Requires ``pip install 'proxmo[compact]'``.
+    `KeepScheduler`), trains with a learning rate that falls to zero along a cosine, and removes the zero units
+    (`compact`), which changes no output. There is no strength to choose, and with `AutoProxSGD` no learning rate. The
+    model itself is not modified. Requires ``pip install 'proxmo[compact]'``.
 
     Args:
         model: the model, trained or not.
@@ -104,10 +102,9 @@ def shrink(
         parameters: in place of ``keep``, the share of the parameters of the model to keep.
         latency: in place of ``keep``, the time of a call on the first batch as a share of that of the model; it is
             measured, so it is met as well as the machine allows.
+        optimizer: makes the optimizer from parameter groups. Transformers want
+            ``functools.partial(proxmo.ProxAdamW, lr=1e-3)``, with the lr that you have for AdamW.
         evaluate: maps a model to a number to report, such as its accuracy; called in evaluation mode.
-        lr: ``None`` to tune it during training, or the largest learning rate of `ProxSGD` with `CosineRates`; momentum
-            is an average there, so take about ten times the lr of torch's SGD.
-        momentum: with ``lr``, the weight of past gradients at the start.
         progress: show a progress bar on a terminal.
 
     Returns:
@@ -133,21 +130,21 @@ def shrink(
     groups = unit_groups(trained, inputs, Trimmed(GroupL2(1.0), 1.0, scope="each"))
     if len(groups) == 0 or groups[0]["penalty"] is None:
         raise ValueError("\n".join(["model must have units that can be removed, got none", *groups.notes]))
-    optimizer, rates = _optimizer(groups, lr, momentum, horizon)
+    training = _made_by(optimizer, groups)
     share = budget.share_of_units(trained, groups, inputs)
-    target = KeepScheduler(optimizer, share, horizon)
+    rates, target = CosineAnnealingLR(training, horizon), KeepScheduler(training, share, horizon)
     bar = _Progress(horizon, progress)
     for step, batch in enumerate(batch for _ in range(epochs) for batch in loader):
-        value = _backward(trained, optimizer, loss, batch)
-        optimizer.step()
+        value = _backward(trained, training, loss, batch)
+        training.step()
         rates.step()
         target.step()
-        bar.show(step + 1, partial(_describe, value, optimizer))
+        bar.show(step + 1, partial(_describe, value, training))
     small, compaction = compact(trained.eval(), inputs)
     dense = copy.deepcopy(model).eval()
     return small, ShrinkReport(
         share,
-        _count_units(optimizer),
+        _count_units(training),
         compaction,
         (_file_size(dense), _file_size(small)),
         _latencies([dense, small], inputs),
@@ -155,15 +152,14 @@ def shrink(
     )
 
 
-def _optimizer(
-    groups: ParamGroups, lr: float | None, momentum: float, horizon: int
-) -> tuple[ProxOptimizer, LRScheduler]:
-    """Return an optimizer, and a scheduler that anneals it to the end of the run."""
-    if lr is None:
-        tuned = AutoProxSGD(groups)
-        return tuned, CosineAnnealingLR(tuned, horizon)
-    optimizer = ProxSGD(groups, lr=lr, momentum=momentum)
-    return optimizer, RateScheduler(optimizer, CosineRates(lr, momentum, horizon))
+def _made_by(make: Callable[[ParamGroups], ProxOptimizer], groups: ParamGroups) -> ProxOptimizer:
+    takes = "a function from parameter groups to an optimizer of proxmo, such as partial(ProxAdamW, lr=1e-3)"
+    if not callable(make):
+        raise TypeError(f"optimizer must be {takes}, got {type(make).__name__}")
+    optimizer = make(groups)
+    if not isinstance(optimizer, ProxOptimizer):
+        raise TypeError(f"optimizer must be {takes}, got one that makes {type(optimizer).__name__}")
+    return optimizer
 
 
 def _describe(value: float, optimizer: ProxOptimizer) -> str:
