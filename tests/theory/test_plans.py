@@ -164,18 +164,6 @@ def test_bounds_that_a_regime_does_not_prove_are_refused() -> None:
         theory.inexactness_budget(0.1, "convex")
 
 
-def test_inner_steps_satisfy_the_criterion() -> None:
-    """Gradient descent with step 1/(L_ψ+M), from x_k, on quadratic ψ in one dimension."""
-    for smooth_psi, M in ((0.0, 1.0), (9.0, 1.0), (1e3, 10.0), (3.0, 100.0)):
-        steps = theory.inner_steps(smooth_psi, M)
-        for curvature in (0.0, smooth_psi / 100, smooth_psi):  # Ω' = slope·x − 1 from x = 0
-            slope = curvature + M
-            x = 0.0
-            for _ in range(steps):
-                x -= (slope * x - 1) / (smooth_psi + M)
-            assert (slope * x - 1) ** 2 <= M**2 / 16 * x**2 * (1 + 1e-9)
-
-
 def test_increasing_schedule() -> None:
     schedule = theory.IncreasingSchedule(smoothness=2.0, noise_variance=9.0, phi0=3.0, growth=1.0)
     for k in (0, 1, 50, 10_000):
