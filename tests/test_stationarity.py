@@ -118,7 +118,7 @@ def test_unknown_subdifferentials_are_refused() -> None:
     x = Parameter(torch.zeros(3, 3))
     x.grad = torch.ones(3, 3)
     for penalty in (proxmo.MCP(0.1), proxmo.Nuclear(0.1), proxmo.TopK(2)):
-        with pytest.raises(NotImplementedError, match="the subdifferential of .* is not known"):
+        with pytest.raises(NotImplementedError, match=r"the subdifferential of .* is not known"):
             criteria.stationarity(proxmo.ProxSGD([x], penalty=penalty))
     with pytest.raises(ValueError, match="for minimisation"):
         criteria.stationarity(proxmo.ProxSGD([x], maximize=True))

@@ -31,9 +31,7 @@ def test_exact_inner_steps_cannot_be_fewer_than_kappa() -> None:
     assert (M * u - 1) ** 2 > M**2 / 16 * u**2
 
 
-def quadratic(
-    schedule: InnerSchedule, curvature: float, distance: float, share: float = 1.0
-) -> tuple[float, float]:
+def quadratic(schedule: InnerSchedule, curvature: float, distance: float, share: float = 1.0) -> tuple[float, float]:
     """Return E‖∇Ω(u)‖² and E‖u − x‖² exactly, for ψ = h/2·u² and the solution at this distance from x.
 
     ``share`` of the steps are taken.
@@ -106,5 +104,5 @@ def test_number_of_noisy_inner_steps_is_that_of_the_proposition() -> None:
 def test_noise_needs_an_allowed_error() -> None:
     with pytest.raises(ValueError, match="inexactness must be > 0 where there is noise"):
         inner_steps(1.0, 1.0, noise_variance=1.0)
-    with pytest.raises(ValueError, match="noise_variance must be a finite number >= 0, got -1.0"):
+    with pytest.raises(ValueError, match=r"noise_variance must be a finite number >= 0, got -1.0"):
         inner_steps(1.0, 1.0, noise_variance=-1.0, inexactness=1.0)

@@ -146,9 +146,15 @@ def test_plan_at_the_optimum_is_one_step() -> None:
         ({"noise_variance": -1.0}, "noise_variance must be a finite number >= 0, got -1.0"),
         ({"initial_gap": -1.0}, "initial_gap must be a finite number >= 0, got -1.0"),
         ({"horizon": 0}, "horizon must be an integer >= 1, got 0"),
-        ({"horizon": 10, "target": 0.1}, "give one of horizon, target and target_variance; got {'horizon': 10, 'target': 0.1}"),
+        (
+            {"horizon": 10, "target": 0.1},
+            "give one of horizon, target and target_variance; got {'horizon': 10, 'target': 0.1}",
+        ),
         ({"target_variance": 0.0}, "target_variance must be a finite number > 0, got 0.0"),
-        ({"regime": "monotone", "target_variance": 0.1}, r"regime must be one of \['paper', 'paper_refined', 'convex'\]"),
+        (
+            {"regime": "monotone", "target_variance": 0.1},
+            r"regime must be one of \['paper', 'paper_refined', 'convex'\]",
+        ),
         ({"target_variance": 1e-160}, "target_variance must be large enough for a finite horizon, got 1e-160"),
         ({"target": 0.0}, "target must be a finite number > 0, got 0.0"),
         ({"initial": "luck"}, "initial must be 'gradient', 'zero' or 'penalty', got 'luck'"),

@@ -2,8 +2,8 @@
 
 A group is everything that shares its index along the axes `dim`: with `dim=0` on a Linear or Conv weight, all weights
 into one output neuron or channel. In formulas x_g is a group, s the strength and t = step·s. Where the step differs
-within a group, x_i, t_i and step_i are its elements. At zero the subdifferential of a norm is the unit ball of its dual,
-and v − prox(v) with step 1 the projection onto it (Moreau).
+within a group, x_i, t_i and step_i are its elements. At zero the subdifferential of a norm is the unit ball of its
+dual, and v − prox(v) with step 1 the projection onto it (Moreau).
 """
 
 from __future__ import annotations

@@ -84,9 +84,7 @@ class InnerSchedule:
         return 0.0 if t < self.contracting else t - self.contracting + 4 * self.kappa - 1
 
 
-def inner_steps(
-    penalty_smoothness: float, M: float, *, noise_variance: float = 0.0, inexactness: float = 0.0
-) -> int:
+def inner_steps(penalty_smoothness: float, M: float, *, noise_variance: float = 0.0, inexactness: float = 0.0) -> int:
     """Return the number of inner steps after which E‖∇Ω(u)‖² ≤ (M²/16)·E‖u − x‖² + S, for a convex smooth ψ.
 
     With exact gradients of ψ it is ⌈κ·ln(1 + 4κ)⌉, κ = (L_ψ + M)/M, for any S; with noise O(κ·ln κ + κ·σ_ψ²/S), if the

@@ -238,9 +238,7 @@ def plan(
         horizon = _shortest("target", epsilon, row.rate * scale[0], row.remainder * scale[1])
     if target_variance is not None:
         epsilon, row = checks.more_than(0, "target_variance", target_variance), _with_variance_bound(regime)
-        horizon = _shortest(
-            "target_variance", epsilon, row.variance_rate * scale[0], row.variance_remainder * scale[1]
-        )
+        horizon = _shortest("target_variance", epsilon, row.variance_rate * scale[0], row.variance_remainder * scale[1])
     if phi0 == 0 and noise_variance:
         raise ValueError("initial_gap must be > 0 where there is noise: with Φ₀ = 0 the best step size is 0; got 0")
     horizon = DEFAULT_HORIZON if horizon is None else steps(horizon)
