@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -21,11 +22,11 @@ import proxmo
 from proxmo import theory
 from proxmo.experiments.check import Check
 from proxmo.experiments.data import LOADERS, DataError, default_root
-from proxmo.experiments.experiment import Options
+from proxmo.experiments.experiment import Options, Resources
 from proxmo.experiments.fetch import fetch_cifar10
 from proxmo.experiments.regime_checks import CONSTANTS, noticed_factors
 from proxmo.experiments.report import Claim
-from proxmo.experiments.reproduction import EXPERIMENTS
+from proxmo.experiments.reproduction import EXPERIMENTS, Outcome, merge
 from proxmo.experiments.reproduction import reproduce as run
 from proxmo.experiments.store import StoreError
 from proxmo.experiments.threads import one_thread
@@ -101,6 +102,16 @@ def reproduce(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the report and the numbers.")] = Path("proxmo-results"),
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, …")] = "cpu",
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed, for other ones on another machine.")] = 0,
+    only: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Run every N-th job only, from the I-th on: a share of the grid.")
+    ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Train as jobs of Slurm, or of submitit on this machine without one.")
+    ] = False,
+    cluster_options: Annotated[
+        str, typer.Option(help="Options of the Slurm jobs, such as partition=gpu,gpus_per_node=1,time=600 (minutes).")
+    ] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the runs in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")] = False,
 ) -> None:
@@ -108,7 +119,12 @@ def reproduce(
     context.with_resource(_temporary_matplotlib_folder())
     chosen = EXPERIMENTS.values() if experiment is ExperimentOption.all else [EXPERIMENTS[experiment.value]]
     images = data.value if data else "cifar10" if preset is PresetOption.paper else "digits"
-    options = Options(preset.value, images, root, seeds, _check_device(device))
+    resources = _cluster_resources(cluster_options, cluster=cluster)
+    # jobs of a cluster run elsewhere, where the device may be one that this machine does not have
+    checked = _check_device(device) if resources is None else device
+    options = Options(
+        preset.value, images, root, seeds, checked, first_seed=first_seed, only=_share(only), cluster=resources
+    )
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
@@ -123,9 +139,33 @@ def reproduce(
             outcome = run(chosen, options, out, bar, resume=resume)
     except (DataError, StoreError) as error:
         _fail(error)
+    _print_outcome(outcome, console)
+
+
+def _print_outcome(outcome: Outcome, console: Console) -> None:
     for section in outcome.sections:
         console.print(claims_table(section.title, section.claims))
-    typer.echo(f"numbers: {outcome.numbers}\nreport:  {outcome.report}")
+    if outcome.report is None:
+        typer.echo("done; put the folders of all shares together with: proxmo report FOLDER FOLDER …")
+    else:
+        typer.echo(f"numbers: {outcome.numbers}\nreport:  {outcome.report}")
+
+
+@app.command()
+def report(
+    context: typer.Context,
+    folders: Annotated[list[Path], typer.Argument(help="Folders of `proxmo reproduce`, from several machines.")],
+    out: Annotated[Path, typer.Option(help="New folder for the runs of all of them and the report.")] = Path(
+        "proxmo-report"
+    ),
+) -> None:
+    """Merge the results of several machines into one report."""
+    context.with_resource(_temporary_matplotlib_folder())
+    try:
+        outcome = merge(folders, out)
+    except StoreError as error:
+        _fail(error)
+    _print_outcome(outcome, Console())
 
 
 @app.command()
@@ -272,6 +312,33 @@ def _fail(error: Exception) -> NoReturn:
     """Print the error without a traceback and exit."""
     typer.secho(f"proxmo: {error}", fg="red", err=True)
     raise typer.Exit(code=1) from error
+
+
+def _share(only: str | None) -> tuple[int, int] | None:
+    """Return (i, n) from the text i/n."""
+    if only is None:
+        return None
+    first, slash, count = only.partition("/")
+    if not (slash and first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise typer.BadParameter(f"must be I/N with 1 <= I <= N, got {only!r}", param_hint="--only")
+    return int(first), int(count)
+
+
+def _cluster_resources(text: str, *, cluster: bool) -> Resources | None:
+    """Return the options of jobs from the text key=value,key=value; ``None`` without a cluster."""
+    if not cluster:
+        if text:
+            raise typer.BadParameter("is for --cluster only", param_hint="--cluster-options")
+        return None
+    if find_spec("submitit") is None:
+        raise typer.BadParameter("needs submitit: pip install 'proxmo[cluster]'", param_hint="--cluster")
+    found: Resources = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key.isidentifier() and equals and value):
+            raise typer.BadParameter(f"must be key=value,key=value, got {part!r}", param_hint="--cluster-options")
+        found[key] = int(value) if value.isdecimal() else value
+    return found
 
 
 def _check_device(device: str) -> str:

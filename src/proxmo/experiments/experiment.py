@@ -16,6 +16,9 @@ from proxmo.experiments.presets import PresetName
 from proxmo.experiments.report import Section
 from proxmo.experiments.store import Store
 
+Resources: TypeAlias = dict[str, str | int]
+"""Options of a Slurm job, named as those of sbatch: partition, time, gpus_per_node, …"""
+
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the number of steps done since the last call, and the total number of steps."""
 
@@ -30,6 +33,9 @@ class Options:
         root: the folder of the data set; ``None`` for its default.
         seeds: the number of independent runs; ``None`` for the default of each experiment.
         device: where to train.
+        first_seed: the first of the seeds, so that several machines can have different ones.
+        only: (i, n) to run every n-th job only, beginning with the i-th, i = 1 … n; ``None`` for all.
+        cluster: the resources of jobs on a cluster; ``None`` to train on this machine.
     """
 
     preset: PresetName
@@ -37,6 +43,9 @@ class Options:
     root: Path | None
     seeds: int | None
     device: str
+    first_seed: int = 0
+    only: tuple[int, int] | None = None
+    cluster: Resources | None = None
 
 
 class Experiment(ABC):
@@ -71,7 +80,14 @@ class Experiment(ABC):
 
     @abstractmethod
     def run(self, options: Options, store: Store, progress: Progress) -> None:
-        """Run everything that the store does not have yet."""
+        """Run everything that the store does not have yet, or the share that ``options.only`` names."""
+
+    @abstractmethod
+    def merged(self, stores: list[Store]) -> dict[str, Any]:
+        """Return by name all records that a store with the results of all of these has.
+
+        Raise `StoreError` if something is missing or does not fit together.
+        """
 
     @abstractmethod
     def results(self, store: Store) -> tuple[Section, dict[str, Any]] | None:

@@ -20,6 +20,9 @@ class Grid:
     """1 − γ; 0 is the vanilla method."""
     epochs: int
 
+    def to_json(self) -> dict[str, list[float] | int]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
 
 @dataclass(frozen=True)
 class Size:
