@@ -75,9 +75,12 @@ class Queue(ABC):
     def alive(self) -> set[str] | None:
         """Return the ids of all jobs that wait or run; ``None`` if that is not known now."""
 
-    @abstractmethod
+    def join(self) -> None:  # noqa: B027  Slurm's jobs need nobody to wait for them
+        """Wait for processes that have written their records but not ended yet."""
+
     def log(self, job: str) -> Path:
         """Return the file with the output of a job."""
+        return self.folder / f"{job}_0_log.out"
 
 
 class Slurm(Queue):
@@ -109,9 +112,6 @@ class Slurm(Queue):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return set(done.stdout.split()) if done.returncode == 0 else None
 
-    def log(self, job: str) -> Path:
-        return self.folder / f"{job}_0_log.out"
-
 
 class Processes(Queue):
     """Processes of this machine, one per core."""
@@ -133,8 +133,9 @@ class Processes(Queue):
     def alive(self) -> set[str]:
         return {name for name, job in self._jobs.items() if not job.done()}
 
-    def log(self, job: str) -> Path:
-        return self.folder / f"{job}_0_log.out"
+    def join(self) -> None:
+        while self.alive():
+            time.sleep(0.05)
 
 
 def open_queue(store: Store, resources: Resources) -> Queue:
@@ -189,6 +190,7 @@ def run_on_cluster(
                 store.write(f"{FOLDER}/jobs.json", json.dumps(submitted))
         if waiting:
             time.sleep(SECONDS_BETWEEN_CHECKS)
+    queue.join()
     if failed:
         logs = "; ".join(f"{name} (see {queue.log(submitted[name])})" for name in failed)
         raise StoreError(f"{len(failed)} of {len(jobs)} jobs failed {ATTEMPTS} times: {logs}; continue with --resume")
