@@ -35,9 +35,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "load", partial(few_images, train=288, test=60))
     monkeypatch.setattr(synthetic, "ITERATIONS", 100)
     monkeypatch.setattr(synthetic, "AUTO_SEEDS", 1)
-    monkeypatch.setattr(Regularized, "sizes", Presets(REGULARIZED, REGULARIZED, REGULARIZED))
-    monkeypatch.setattr(Proxy, "sizes", Presets(PROXY, PROXY, PROXY))
-    monkeypatch.setattr(Proxy, "subsets", Presets(SUBSET, SUBSET, SUBSET))
+    monkeypatch.setattr(Regularized, "sizes", Presets(*[REGULARIZED] * 4))
+    monkeypatch.setattr(Proxy, "sizes", Presets(*[PROXY] * 4))
+    monkeypatch.setattr(Proxy, "subsets", Presets(*[SUBSET] * 4))
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -118,7 +118,7 @@ def test_reproduce_rejects_unusable_options_before_it_starts(tmp_path: Path) -> 
     assert "there is nothing to resume in" in output
     code, output = run("reproduce", "--preset", "huge")
     assert code == 2
-    assert "'huge' is not one of 'quick', 'paper'" in output
+    assert "'huge' is not one of 'quick', 'medium', 'paper'" in output
 
 
 def test_paper_preset_trains_the_full_network() -> None:

@@ -22,7 +22,7 @@ import proxmo
 from proxmo import theory
 from proxmo.experiments.check import Check
 from proxmo.experiments.data import LOADERS, DataError, default_root
-from proxmo.experiments.experiment import Options, Resources
+from proxmo.experiments.experiment import STRENGTH, Options, Resources
 from proxmo.experiments.fetch import fetch_cifar10
 from proxmo.experiments.regime_checks import CONSTANTS, noticed_factors
 from proxmo.experiments.report import Claim
@@ -63,6 +63,7 @@ class PresetOption(str, Enum):
     """The sizes of the training experiments."""
 
     quick = "quick"
+    medium = "medium"
     paper = "paper"
 
 
@@ -87,11 +88,12 @@ def reproduce(
         ExperimentOption, typer.Argument(help="Which experiment of the paper to run.")
     ] = ExperimentOption.all,
     preset: Annotated[
-        PresetOption, typer.Option(help="quick: minutes on a laptop. paper: days without an accelerator.")
+        PresetOption,
+        typer.Option(help="quick: minutes on a laptop. medium: hours, on cifar10. paper: days without an accelerator."),
     ] = PresetOption.quick,
     data: Annotated[
         DataOption | None,
-        typer.Option(help="Images to train on. Default: the built-in digits, or cifar10 with --preset paper."),
+        typer.Option(help="Images to train on. Default: the built-in digits with --preset quick, else cifar10."),
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of the images, if not the default one.")] = None,
     seeds: Annotated[
@@ -102,6 +104,7 @@ def reproduce(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the report and the numbers.")] = Path("proxmo-results"),
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, …")] = "cpu",
+    strength: Annotated[float, typer.Option(min=0, help="Strength of the penalty in regularized training.")] = STRENGTH,
     first_seed: Annotated[int, typer.Option(min=0, help="The first seed, for other ones on another machine.")] = 0,
     only: Annotated[
         str | None, typer.Option(metavar="I/N", help="Run every N-th job only, from the I-th on: a share of the grid.")
@@ -118,13 +121,11 @@ def reproduce(
     """Run the experiments of the paper, and write a report of what agrees with it and what does not."""
     context.with_resource(_temporary_matplotlib_folder())
     chosen = EXPERIMENTS.values() if experiment is ExperimentOption.all else [EXPERIMENTS[experiment.value]]
-    images = data.value if data else "cifar10" if preset is PresetOption.paper else "digits"
+    images = data.value if data else "digits" if preset is PresetOption.quick else "cifar10"
     resources = _cluster_resources(cluster_options, cluster=cluster)
     # jobs of a cluster run elsewhere, where the device may be one that this machine does not have
     checked = _check_device(device) if resources is None else device
-    options = Options(
-        preset.value, images, root, seeds, checked, first_seed=first_seed, only=_share(only), cluster=resources
-    )
+    options = Options(preset.value, images, root, seeds, checked, strength, first_seed, _share(only), resources)
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:

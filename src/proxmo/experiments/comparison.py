@@ -16,7 +16,7 @@ from proxmo.experiments.data import load
 from proxmo.experiments.experiment import Experiment, Options, Progress
 from proxmo.experiments.images import Images
 from proxmo.experiments.pool import Job, run_jobs
-from proxmo.experiments.presets import Presets, Size
+from proxmo.experiments.presets import Grid, Presets, Size
 from proxmo.experiments.report import Section
 from proxmo.experiments.store import Store, StoreError
 from proxmo.experiments.training import Record, Setting, Trainer, has_fast_bfloat16, run_name
@@ -115,20 +115,19 @@ class TrainingExperiment(Experiment):
     def run(self, options: Options, store: Store, progress: Progress) -> None:
         size, first = self.size(options), options.first_seed
         grid, seeds = size.grid, options.seeds or size.seeds
-        cells = [
-            Setting(lr, momentum, batch, grid.epochs, size.width, seed=first)
-            for batch, lr, momentum in product(grid.batches, grid.rates, grid.momenta)
-        ]
+        cells = _cells(grid, size.width, first)
         self._train(cells, len(cells) + 4 * (seeds - 1), options, store, progress)
         if (found := self._finished(cells, store)) is None:  # other machines have the rest
             return
         largest, comparison = grid.batches[0], Comparison(self, found)
-        best = {comparison.tuned(largest, vanilla=True), comparison.tuned(largest, vanilla=False)}
-        best |= {s for s in cells if (s.batch, s.lr) == (largest, self.paper_lr) and s.momentum in (0.0, 0.9)}
+        repeated = grid.batches if size.repeat_all else grid.batches[:1]
+        best = {comparison.tuned(batch, vanilla=vanilla) for batch in repeated for vanilla in (True, False)}
+        at_paper = [s for s in cells if (s.batch, s.lr) == (largest, self.paper_lr) and s.momentum in (0.0, 0.9)]
+        best |= {s for s in at_paper if not s.annealed}
         again = [replace(setting, seed=first + k) for setting in sorted(best, key=str) for k in range(1, seeds)]
         self._train(again, len(cells) + len(again), options, store, progress)
-        if (repeated := self._finished(again, store)) is not None:
-            store.finish(f"{self.name}-all", _as_json(options.data, found + repeated))
+        if (more := self._finished(again, store)) is not None:
+            store.finish(f"{self.name}-all", _as_json(options.data, found + more))
 
     def _train(self, settings: list[Setting], runs: int, options: Options, store: Store, progress: Progress) -> None:
         """Train with these settings, or a share of them; ``runs`` is the expected total, for the progress bar."""
@@ -171,10 +170,7 @@ class TrainingExperiment(Experiment):
                         f"{run_name(self.name, run.setting)} in {other.folder} differs from the one in another folder"
                     )
             grid = settings["grid"]
-            cells |= {
-                Setting(lr, momentum, batch, grid["epochs"], settings["width"], settings["first_seed"])
-                for batch, lr, momentum in product(grid["batches"], grid["rates"], grid["momenta"])
-            }
+            cells |= set(_cells(Grid(**grid), settings["width"], settings["first_seed"]))
             data = settings["data"]
         missing = sorted(run_name(self.name, setting) for setting in cells - set(runs))
         if missing:
@@ -194,11 +190,23 @@ class TrainingExperiment(Experiment):
         return store.record(f"{self.name}-all", read)
 
 
+def _cells(grid: Grid, width: int, seed: int) -> list[Setting]:
+    """Return all settings of a grid."""
+    cells = [
+        Setting(lr, momentum, batch, grid.epochs, width, seed)
+        for batch, lr, momentum in product(grid.batches, grid.rates, grid.momenta)
+    ]
+    if grid.annealed:
+        cells += [replace(s, annealed=True) for s in cells if s.batch == grid.batches[0] and s.momentum]
+    return cells
+
+
 def _as_json(data: str, runs: list[Record]) -> dict[str, Any]:
     """Return the record of a whole experiment; the order of its runs does not depend on where they were made."""
 
     def order(run: Record) -> tuple[float, ...]:
-        return -run.setting.batch, -run.setting.lr, run.setting.momentum, run.setting.seed
+        s = run.setting
+        return -s.batch, -s.lr, s.momentum, s.annealed, s.seed
 
     return {"data": data, "runs": [run.to_json() for run in sorted(runs, key=order)]}
 
@@ -216,7 +224,11 @@ class Comparison:
 
     def tuned(self, batch: int, *, vanilla: bool) -> Setting:
         """Return the best setting of a method at a batch size: as in the paper, by the final training loss."""
-        runs = [r for r in self.matching(batch=batch, seed=self.first_seed) if (r.setting.momentum == 0) == vanilla]
+        runs = [
+            r
+            for r in self.matching(batch=batch, seed=self.first_seed, annealed=False)
+            if (r.setting.momentum == 0) == vanilla
+        ]
         return min(runs, key=lambda run: math.inf if run.diverged else run.last.train_loss).setting
 
     def seeds(self, setting: Setting) -> list[Record]:

@@ -44,7 +44,9 @@ def claims(comparison: Comparison) -> list[Claim]:
     experiment = comparison.experiment
     batch = comparison.batches[0]
     pairs = [("each tuned", comparison.tuned(batch, vanilla=True), comparison.tuned(batch, vanilla=False))]
-    at_paper = {r.setting.momentum: r.setting for r in comparison.matching(batch=batch, lr=experiment.paper_lr)}
+    at_paper = {
+        r.setting.momentum: r.setting for r in comparison.matching(batch=batch, lr=experiment.paper_lr, annealed=False)
+    }
     if 0.0 in at_paper and 0.9 in at_paper:
         pairs.insert(0, (f"lr = {experiment.paper_lr:g}, momentum 0.9", at_paper[0.0], at_paper[0.9]))
     found = []
@@ -155,7 +157,7 @@ def _table(comparison: Comparison) -> NumberTable:
     """Return the final measurements of every setting."""
     settings = sorted(
         {replace(record.setting, seed=comparison.first_seed) for record in comparison.records},
-        key=lambda s: (-s.batch, s.momentum, -s.lr),
+        key=lambda s: (-s.batch, s.momentum, s.annealed, -s.lr),
     )
     columns = ["method", "batch", "lr", "seeds", *(measure.column for measure in comparison.experiment.measures)]
     return NumberTable("All settings", columns, [_row(comparison, setting) for setting in settings], _note(comparison))
@@ -199,7 +201,7 @@ def _row(comparison: Comparison, setting: Setting) -> list[str]:
         return "diverged" if found is None else found.text(measure.form)
 
     return [
-        f"momentum {setting.momentum:g}" if setting.momentum else "vanilla",
+        (f"momentum {setting.momentum:g}" if setting.momentum else "vanilla") + ", annealed" * setting.annealed,
         str(setting.batch),
         f"{setting.lr:g}",
         str(len(comparison.seeds(setting))),

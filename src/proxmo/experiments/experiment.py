@@ -23,6 +23,9 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with the number of steps done since the last call, and the total number of steps."""
 
 
+STRENGTH = 0.1  # of the penalty in regularized training, in the paper
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user chose.
@@ -33,6 +36,7 @@ class Options:
         root: the folder of the data set; ``None`` for its default.
         seeds: the number of independent runs; ``None`` for the default of each experiment.
         device: where to train.
+        strength: of the penalty in regularized training.
         first_seed: the first of the seeds, so that several machines can have different ones.
         only: (i, n) to run every n-th job only, beginning with the i-th, i = 1 … n; ``None`` for all.
         cluster: the resources of jobs on a cluster; ``None`` to train on this machine.
@@ -43,6 +47,7 @@ class Options:
     root: Path | None
     seeds: int | None
     device: str
+    strength: float = STRENGTH
     first_seed: int = 0
     only: tuple[int, int] | None = None
     cluster: Resources | None = None

@@ -32,6 +32,8 @@ class Setting:
     epochs: int
     width: int
     seed: int
+    annealed: bool = False
+    """Whether lr and 1 − momentum fall to 0 together, along a cosine; otherwise lr is cut, if the method does so."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,8 @@ def run_name(experiment: str, setting: Setting) -> str:
     'regularized-batch256-lr0.1-momentum0.9-seed0-129cf5'
     """
     digest = hashlib.sha256(json.dumps(asdict(setting), sort_keys=True).encode()).hexdigest()[:6]
-    s = setting
-    return f"{experiment}-batch{s.batch}-lr{s.lr:g}-momentum{s.momentum:g}-seed{s.seed}-{digest}"
+    s, annealed = setting, "-annealed" if setting.annealed else ""
+    return f"{experiment}-batch{s.batch}-lr{s.lr:g}-momentum{s.momentum:g}{annealed}-seed{s.seed}-{digest}"
 
 
 def train(
