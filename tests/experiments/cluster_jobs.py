@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,13 @@ from proxmo.experiments.training import Setting, has_fast_bfloat16
 
 SETTING = Setting(lr=0.1, momentum=0.9, batch=32, epochs=3, width=8, seed=0)
 JOBS = [Job("trial", replace(SETTING, seed=seed), RegularizedTrainer) for seed in range(2)]
+
+
+def has_slurm() -> bool:
+    """Whether a Slurm is running; none is started here."""
+    if shutil.which("squeue") is None:
+        return False
+    return subprocess.run(["squeue"], capture_output=True, check=False, timeout=60).returncode == 0
 
 
 class KilledOnce(RegularizedTrainer):

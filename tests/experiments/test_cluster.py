@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from experiments.cluster_jobs import JOBS, Failing, KilledOnce, submit
+from experiments.cluster_jobs import JOBS, Failing, KilledOnce, has_slurm, submit
 from experiments.few_images import few_images
 from proxmo.experiments import cluster
 from proxmo.experiments.pool import Job
@@ -25,13 +25,6 @@ from proxmo.experiments.store import Store, StoreError, open_store
 from proxmo.experiments.training import run_name, train
 
 TESTS = Path(__file__).parent.parent
-
-
-def has_slurm() -> bool:
-    """Whether a Slurm is running; none is started here."""
-    if shutil.which("sinfo") is None:
-        return False
-    return subprocess.run(["sinfo"], capture_output=True, check=False).returncode == 0
 
 
 slurm = pytest.mark.skipif(not has_slurm(), reason="no Slurm on this machine")
@@ -90,6 +83,17 @@ def test_failed_jobs_are_submitted_once_more_and_then_named(tmp_path: Path, expe
 def test_options_of_slurm_need_slurm(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no Slurm on this machine that could take partition"):
         cluster.open_queue(Store(tmp_path), {"partition": "main"})
+
+
+def test_silent_queue_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(cluster.Processes):
+        def alive(self) -> None:  # type: ignore[override]
+            return None
+
+    monkeypatch.setattr(cluster, "open_queue", lambda store, _: Silent(store.folder / cluster.FOLDER))
+    monkeypatch.setattr(cluster, "PATIENCE", 0.1)
+    with pytest.raises(StoreError, match=r"Slurm has not answered for .* minutes; its jobs go on"):
+        submit(tmp_path)
 
 
 def test_machines_that_compute_otherwise_are_refused(tmp_path: Path) -> None:

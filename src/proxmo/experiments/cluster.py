@@ -29,6 +29,7 @@ from proxmo.experiments.training import Record, Trainer, has_fast_bfloat16, run_
 
 ATTEMPTS = 2
 SECONDS_BETWEEN_CHECKS = 1.0
+PATIENCE = 600.0  # seconds without an answer from the queue
 MINUTES = 24 * 60  # the time limit of a job if none is given
 FOLDER = "cluster"
 
@@ -172,11 +173,17 @@ def run_on_cluster(
     queue = open_queue(store, resources)
     submitted, attempts = _read(queue.folder), Counter[str]()
     failed: list[str] = []
+    silent_since = time.monotonic()
     while waiting:
         alive = queue.alive()  # before records are looked for: a job that ends in between is not taken for lost
         for name in [name for name in waiting if store.record(name) is not None]:
             advance(waiting.pop(name).setting.epochs)
+        if alive is None and time.monotonic() - silent_since > PATIENCE:
+            raise StoreError(
+                f"Slurm has not answered for {PATIENCE / 60:g} minutes; its jobs go on: continue with --resume"
+            )
         if alive is not None:
+            silent_since = time.monotonic()
             lost = [name for name in waiting if submitted.get(name) not in alive and not store.is_claimed(name)]
             given_up = [name for name in lost if attempts[name] == ATTEMPTS]
             failed += given_up
