@@ -20,8 +20,8 @@ from experiments.few_images import few_images
 from proxmo.cli import REQUIRED
 from proxmo.experiments import comparison, proxy, synthetic
 from proxmo.experiments.commands import app
-from proxmo.experiments.presets import Grid, Presets, Size
 from proxmo.experiments.images import Images, Split
+from proxmo.experiments.presets import Grid, Presets, Size
 from proxmo.experiments.proxy import Proxy, ProxyTrainer, Subset
 from proxmo.experiments.regularized import Regularized, RegularizedTrainer
 from proxmo.experiments.training import Setting, Trainer, run_name
