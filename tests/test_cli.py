@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import proxmo
@@ -17,9 +20,11 @@ from experiments.few_images import few_images
 from proxmo.cli import REQUIRED
 from proxmo.experiments import comparison, proxy, synthetic
 from proxmo.experiments.commands import app
+from proxmo.experiments.images import Images, Split
 from proxmo.experiments.presets import Grid, Presets, Size
-from proxmo.experiments.proxy import Proxy, Subset
-from proxmo.experiments.regularized import Regularized
+from proxmo.experiments.proxy import Proxy, ProxyTrainer, Subset
+from proxmo.experiments.regularized import Regularized, RegularizedTrainer
+from proxmo.experiments.training import Setting, Trainer, run_name
 from proxmo.files import written_whole
 
 REGULARIZED = Size(8, Grid((256, 128), rates=(0.1,), momenta=(0.0, 0.9), epochs=2), seeds=2)
@@ -35,9 +40,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "load", partial(few_images, train=288, test=60))
     monkeypatch.setattr(synthetic, "ITERATIONS", 100)
     monkeypatch.setattr(synthetic, "AUTO_SEEDS", 1)
-    monkeypatch.setattr(Regularized, "sizes", Presets(REGULARIZED, REGULARIZED, REGULARIZED))
-    monkeypatch.setattr(Proxy, "sizes", Presets(PROXY, PROXY, PROXY))
-    monkeypatch.setattr(Proxy, "subsets", Presets(SUBSET, SUBSET, SUBSET))
+    monkeypatch.setattr(Regularized, "sizes", Presets(*[REGULARIZED] * 4))
+    monkeypatch.setattr(Proxy, "sizes", Presets(*[PROXY] * 4))
+    monkeypatch.setattr(Proxy, "subsets", Presets(*[SUBSET] * 4))
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -118,28 +123,56 @@ def test_reproduce_rejects_unusable_options_before_it_starts(tmp_path: Path) -> 
     assert "there is nothing to resume in" in output
     code, output = run("reproduce", "--preset", "huge")
     assert code == 2
-    assert "'huge' is not one of 'quick', 'paper'" in output
+    assert "'huge' is not one of 'quick', 'medium', 'paper'" in output
 
 
-def test_paper_preset_trains_the_full_network() -> None:
-    """Takes one step; a whole run needs an accelerator."""
-    import torch
-
-    from proxmo.experiments import data
-    from proxmo.experiments.regularized import RegularizedTrainer
-    from proxmo.experiments.training import Setting
-
+def test_paper_preset_has_the_sizes_of_the_paper() -> None:
     size = Regularized.sizes.paper
     assert (size.width, size.grid.batches, size.grid.epochs) == (64, (256, 128, 64), 300)
+    assert (Proxy.sizes.paper.width, Proxy.sizes.paper.grid.batches) == (64, (512,))
     assert Proxy.subsets.paper == Subset(images=2560, batch=128)
-    setting = Setting(0.1, 0.9, batch=64, epochs=300, width=size.width, seed=0)
-    trainer = RegularizedTrainer(setting, data.load("digits"), "cpu")
-    assert sum(p.numel() for p in trainer.network.parameters()) > 11_000_000
+
+
+def paper_settings(size: Size) -> list[Any]:
+    """Return every distinct setting."""
+    settings = comparison._cells(size.grid, size.width, seed=0)
+    return [pytest.param(setting, id=run_name("paper", setting)) for setting in settings]
+
+
+def coloured_noise(count: int, side: int = 32) -> Images:
+    """Return images, by default of the size of CIFAR-10's."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (count, side, side, 3), generator=generator, dtype=torch.uint8)
+    split = Split(pixels, torch.randint(10, (count,), generator=generator))
+    return Images("noise", split, split, classes=10, padding=4, flip=True)
+
+
+def assert_one_step_trains(trainer: Trainer) -> None:
+    assert sum(p.numel() for p in trainer.network.parameters()) == 11_173_962
     before = [p.detach().clone() for p in trainer.network.parameters()]
-    inputs, labels = next(iter(trainer.batches))
-    torch.nn.functional.cross_entropy(trainer.model(inputs), labels).backward()
-    trainer.optimizer.step()
-    assert not any(torch.equal(p, q) for p, q in zip(before, trainer.network.parameters(), strict=True))
+    assert len(trainer.batches) == 1
+    assert math.isfinite(trainer.train_epoch())
+    after = list(trainer.network.parameters())
+    assert all(bool(p.isfinite().all()) for p in after)
+    assert not any(torch.equal(p, q) for p, q in zip(before, after, strict=True))
+
+
+def test_full_network_takes_a_step_on_small_images() -> None:
+    setting = Setting(0.1, 0.9, batch=32, epochs=300, width=64, seed=0)
+    assert_one_step_trains(RegularizedTrainer(setting, coloured_noise(32, side=8), "cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", paper_settings(Regularized.sizes.paper))
+def test_regularized_training_takes_a_step_with_the_full_network(setting: Setting) -> None:
+    assert_one_step_trains(RegularizedTrainer(setting, coloured_noise(setting.batch), "cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", paper_settings(Proxy.sizes.paper))
+def test_proxy_training_takes_a_step_with_the_full_network(setting: Setting) -> None:
+    """Of ℓ̂, 256 images stand for 2,560, so that an epoch of ℓ is one step."""
+    assert_one_step_trains(ProxyTrainer(setting, coloured_noise(setting.batch), "cpu", 256, Proxy.subsets.paper.batch))
 
 
 def test_data_reports_an_unwritable_folder(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Measures of stationarity, and a monitor that records them during a run.
 
-For a smooth ψ the measure is ‖∇F‖². Where ψ has kinks, three others replace it: ∇f plus the subgradient of ψ that the
-last prox step certifies, the prox-gradient mapping, and the gradient of the Moreau envelope.
+For a smooth ψ the measure is ‖∇F‖². Where ψ has kinks, four others replace it: the distance of 0 to ∂F, ∇f plus the
+subgradient of ψ that the last prox step certifies, the prox-gradient mapping, and the gradient of the Moreau envelope.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.closure import gradient_of
 from proxmo.optim.options import Group
 from proxmo.optim.proximal_step import Certificate
-from proxmo.optim.units import seen_by_penalty
+from proxmo.optim.units import seen_by_penalty, units_of
 from proxmo.penalties.base import Penalty
 from proxmo.secants import distance, square
 
@@ -52,6 +52,40 @@ def gradient_norm(optimizer: ProxOptimizer) -> float:
             gradient = gradient_of(p).detach().double()
             gradients.append(gradient + of_penalty[p].double() if p in of_penalty else gradient)
     return square(gradients)
+
+
+@torch.no_grad()
+def stationarity(optimizer: ProxOptimizer) -> float:
+    """Return dist(0, ∂F(x))² at the current parameters, from the gradients of f in ``.grad``.
+
+    This is the least ‖∇f(x) + s‖² over all subgradients s of ψ at x, so it is at most `gradient_norm`, whose
+    subgradient is the one that the last step certified, and it needs no step. ψ must be convex, and its subdifferential
+    known (``Penalty.nearest_subgradient``). Sharded parameters are gathered.
+
+    >>> import torch, proxmo
+    >>> x = torch.tensor([0.0, 0.0, 3.0], requires_grad=True)
+    >>> optimizer = proxmo.ProxSGD([x], penalty=proxmo.L1(2.0))
+    >>> x.grad = torch.tensor([1.5, -5.0, -1.0])
+    >>> stationarity(optimizer)
+    10.0
+    """
+    total = 0.0
+    for group in optimizer.param_groups:
+        if group["maximize"]:
+            raise ValueError("stationarity is for minimisation, got a parameter group with maximize=True")
+        params = [p for p in group["params"] if p.grad is not None]
+        downhill = [-shards.full(gradient_of(p).detach()).double() for p in params]
+        penalty: Penalty | None = group["penalty"]
+        if penalty is None or not params:
+            total += square(downhill)
+            continue
+        units = units_of(group, params)
+        points = seen_by_penalty(units, [shards.full(p.detach()) for p in params])
+        seen = list(seen_by_penalty(units, downhill))
+        total += square([v - penalty.nearest_subgradient(x, v) for x, v in zip(points, seen, strict=True)])
+        if units is not None:  # they may leave out weights
+            total += max(square(downhill) - square(seen), 0.0)
+    return total
 
 
 def _penalty_gradients(optimizer: ProxOptimizer, group: Group) -> dict[Tensor, Tensor]:

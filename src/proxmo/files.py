@@ -25,7 +25,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        with temporary.open("rb") as written:
+        with temporary.open("r+b") as written:  # Windows syncs files that are open for writing
             os.fsync(written.fileno())  # otherwise a power cut may keep the name but lose the content
         temporary.chmod(0o644)
         temporary.replace(path)

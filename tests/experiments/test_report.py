@@ -105,7 +105,7 @@ def test_diverged_runs_rank_last_and_are_labelled() -> None:
     assert found.tuned(256, vanilla=False) == whole.tuned(256, vanilla=False)
     assert found.summary(broken.setting, "train_loss") is None
     table = comparison_report.section(found, "digits", {}).tables[0]
-    assert next(row for row in table.rows if row[2] == "1")[4:] == ["diverged"] * 5
+    assert next(row for row in table.rows if row[2] == "1")[4:] == ["diverged"] * 6
     hopeless = Comparison(Proxy(), [broken, record(0.0, 0.1, 0.8, 0.6)])
     assert [claim.agrees for claim in comparison_report.claims(hopeless)] == [False, False]
     assert comparison_report.claims(hopeless)[0].measured == "diverged against 0.800"

@@ -37,6 +37,9 @@ class Coin(Experiment):
             store.finish("coin-all", {"heads": options.seeds})
             progress(1, 1)
 
+    def merged(self, stores: list[Store]) -> dict[str, Any]:
+        return {"coin-all": {"heads": sum(store.record("coin-all")["heads"] for store in stores)}}
+
     def results(self, store: Store) -> tuple[Section, dict[str, Any]] | None:
         record = store.record("coin-all")
         if record is None:

@@ -76,6 +76,29 @@ def test_plan_for_a_target_is_the_shortest_that_the_bound_allows(name: str, targ
         assert plan.inexactness == theory.inexactness_budget(target, name)
 
 
+@pytest.mark.parametrize("name", [name for name, row in REGIMES.items() if row.variance_descent is not None])
+@pytest.mark.parametrize("target", [10.0, 0.1, 1e-3])
+@pytest.mark.parametrize("variance", [0.0, 9.0])
+def test_plan_for_a_momentum_error_is_as_short_as_its_bound_allows(name: str, target: float, variance: float) -> None:
+    """Theorem 2 as a plan: K is within 1% of the shortest horizon at which the bound at the planned M is ≤ ε."""
+    known = {"smoothness": 2.0, "noise_variance": variance, "initial_gap": 3.0}
+    plan = theory.plan(name, **known, target_variance=target)
+    assert plan.variance_guarantee is not None
+    assert plan.variance_guarantee <= target * (1 + 1e-12)
+    if plan.horizon > 1000:
+        shorter = theory.plan(name, **known, horizon=round(0.99 * plan.horizon))
+        assert shorter.variance_guarantee is not None
+        assert shorter.variance_guarantee > target
+
+
+def test_planned_momentum_error_holds_on_the_quadratic() -> None:
+    plan = theory.plan("paper_refined", smoothness=1.0, noise_variance=4.0, initial_gap=2.0, target_variance=0.5)
+    moments = theory.quadratic_moments(
+        plan, smoothness=1.0, curvature=3.0, noise_variance=4.0, start=1.0, horizon=plan.horizon
+    )  # F₀ = (1 + 3)/2
+    assert 0.5 / 20 < math.fsum(moments.variance[: plan.horizon]) / plan.horizon <= 0.5
+
+
 def test_horizons_for_a_target() -> None:
     """For L = 1, σ² = 25, Φ₀ = 10, ε = 0.1, the sharper constants need 1/2000 of the steps."""
 
@@ -123,7 +146,16 @@ def test_plan_at_the_optimum_is_one_step() -> None:
         ({"noise_variance": -1.0}, "noise_variance must be a finite number >= 0, got -1.0"),
         ({"initial_gap": -1.0}, "initial_gap must be a finite number >= 0, got -1.0"),
         ({"horizon": 0}, "horizon must be an integer >= 1, got 0"),
-        ({"horizon": 10, "target": 0.1}, "give horizon or target, not both"),
+        (
+            {"horizon": 10, "target": 0.1},
+            "give one of horizon, target and target_variance; got {'horizon': 10, 'target': 0.1}",
+        ),
+        ({"target_variance": 0.0}, "target_variance must be a finite number > 0, got 0.0"),
+        (
+            {"regime": "monotone", "target_variance": 0.1},
+            r"regime must be one of \['paper', 'paper_refined', 'convex'\]",
+        ),
+        ({"target_variance": 1e-160}, "target_variance must be large enough for a finite horizon, got 1e-160"),
         ({"target": 0.0}, "target must be a finite number > 0, got 0.0"),
         ({"initial": "luck"}, "initial must be 'gradient', 'zero' or 'penalty', got 'luck'"),
         (
@@ -164,18 +196,6 @@ def test_bounds_that_a_regime_does_not_prove_are_refused() -> None:
         theory.inexactness_budget(0.1, "convex")
 
 
-def test_inner_steps_satisfy_the_criterion() -> None:
-    """Gradient descent with step 1/(L_ψ+M), from x_k, on quadratic ψ in one dimension."""
-    for smooth_psi, M in ((0.0, 1.0), (9.0, 1.0), (1e3, 10.0), (3.0, 100.0)):
-        steps = theory.inner_steps(smooth_psi, M)
-        for curvature in (0.0, smooth_psi / 100, smooth_psi):  # Ω' = slope·x − 1 from x = 0
-            slope = curvature + M
-            x = 0.0
-            for _ in range(steps):
-                x -= (slope * x - 1) / (smooth_psi + M)
-            assert (slope * x - 1) ** 2 <= M**2 / 16 * x**2 * (1 + 1e-9)
-
-
 def test_increasing_schedule() -> None:
     schedule = theory.IncreasingSchedule(smoothness=2.0, noise_variance=9.0, phi0=3.0, growth=1.0)
     for k in (0, 1, 50, 10_000):
@@ -188,9 +208,23 @@ def test_increasing_schedule() -> None:
     for horizon in (1, 100, 20_000):
         relaxed = 372 * math.log(math.e * horizon) * max(math.sqrt(2 * 3 * 9 / horizon), 4 * 2 * 3 / horizon)
         assert schedule.guarantee(horizon) <= relaxed
+        printed = 372 * math.log(math.e * horizon) * (math.sqrt(2 * 3 * 9 / horizon) + 2 * 3 / horizon)
+        assert schedule.guarantee(horizon) <= printed
     better = theory.IncreasingSchedule(smoothness=2.0, noise_variance=9.0, phi0=3.0)
     assert better.guarantee(20_000) < schedule.guarantee(20_000)
     with pytest.raises(ValueError, match="i must be an integer >= 1"):
         schedule.weight(0)
     with pytest.raises(ValueError, match="phi0 must be a finite number > 0"):
         theory.IncreasingSchedule(smoothness=2.0, noise_variance=9.0, phi0=0.0)
+
+
+def test_corollary_2_holds_as_printed() -> None:
+    """Its last display loses a factor 4 of L·Φ₀/K, but the exact bound stays below the printed one for every noise."""
+    largest = 0.0
+    for exponent in range(-12, 13):
+        variance = 10 ** (exponent / 2)
+        schedule = theory.IncreasingSchedule(smoothness=1.0, noise_variance=variance, phi0=1.0, growth=1.0)
+        for horizon in (1, 2, 3, 10, 100, 3000):
+            printed = 372 * math.log(math.e * horizon) * (math.sqrt(variance / horizon) + 1 / horizon)
+            largest = max(largest, schedule.guarantee(horizon) / printed)
+    assert 0.9 < largest < 1

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -19,15 +20,17 @@ from rich.table import Table
 
 import proxmo
 from proxmo import theory
+from proxmo.experiments.check import Check
 from proxmo.experiments.data import LOADERS, DataError, default_root
-from proxmo.experiments.experiment import Options
+from proxmo.experiments.experiment import STRENGTH, Options, Resources
 from proxmo.experiments.fetch import fetch_cifar10
+from proxmo.experiments.regime_checks import CONSTANTS, noticed_factors
 from proxmo.experiments.report import Claim
-from proxmo.experiments.reproduction import EXPERIMENTS
+from proxmo.experiments.reproduction import EXPERIMENTS, Outcome, merge
 from proxmo.experiments.reproduction import reproduce as run
 from proxmo.experiments.store import StoreError
 from proxmo.experiments.threads import one_thread
-from proxmo.experiments.verification import RUNS, Check, all_checks
+from proxmo.experiments.verification import RUNS, all_checks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -60,6 +63,7 @@ class PresetOption(str, Enum):
     """The sizes of the training experiments."""
 
     quick = "quick"
+    medium = "medium"
     paper = "paper"
 
 
@@ -84,11 +88,12 @@ def reproduce(
         ExperimentOption, typer.Argument(help="Which experiment of the paper to run.")
     ] = ExperimentOption.all,
     preset: Annotated[
-        PresetOption, typer.Option(help="quick: minutes on a laptop. paper: days without an accelerator.")
+        PresetOption,
+        typer.Option(help="quick: minutes on a laptop. medium: hours, on cifar10. paper: days without an accelerator."),
     ] = PresetOption.quick,
     data: Annotated[
         DataOption | None,
-        typer.Option(help="Images to train on. Default: the built-in digits, or cifar10 with --preset paper."),
+        typer.Option(help="Images to train on. Default: the built-in digits with --preset quick, else cifar10."),
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of the images, if not the default one.")] = None,
     seeds: Annotated[
@@ -99,14 +104,28 @@ def reproduce(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the report and the numbers.")] = Path("proxmo-results"),
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, …")] = "cpu",
+    strength: Annotated[float, typer.Option(min=0, help="Strength of the penalty in regularized training.")] = STRENGTH,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed, for other ones on another machine.")] = 0,
+    only: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Run every N-th job only, from the I-th on: a share of the grid.")
+    ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Train as jobs of Slurm, or of submitit on this machine without one.")
+    ] = False,
+    cluster_options: Annotated[
+        str, typer.Option(help="Options of the Slurm jobs, such as partition=gpu,gpus_per_node=1,time=600 (minutes).")
+    ] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the runs in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")] = False,
 ) -> None:
     """Run the experiments of the paper, and write a report of what agrees with it and what does not."""
     context.with_resource(_temporary_matplotlib_folder())
     chosen = EXPERIMENTS.values() if experiment is ExperimentOption.all else [EXPERIMENTS[experiment.value]]
-    images = data.value if data else "cifar10" if preset is PresetOption.paper else "digits"
-    options = Options(preset.value, images, root, seeds, _check_device(device))
+    images = data.value if data else "digits" if preset is PresetOption.quick else "cifar10"
+    resources = _cluster_resources(cluster_options, cluster=cluster)
+    # jobs of a cluster run elsewhere, where the device may be one that this machine does not have
+    checked = _check_device(device) if resources is None else device
+    options = Options(preset.value, images, root, seeds, checked, strength, first_seed, _share(only), resources)
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
@@ -121,9 +140,33 @@ def reproduce(
             outcome = run(chosen, options, out, bar, resume=resume)
     except (DataError, StoreError) as error:
         _fail(error)
+    _print_outcome(outcome, console)
+
+
+def _print_outcome(outcome: Outcome, console: Console) -> None:
     for section in outcome.sections:
         console.print(claims_table(section.title, section.claims))
-    typer.echo(f"numbers: {outcome.numbers}\nreport:  {outcome.report}")
+    if outcome.report is None:
+        typer.echo("done; put the folders of all shares together with: proxmo report FOLDER FOLDER …")
+    else:
+        typer.echo(f"numbers: {outcome.numbers}\nreport:  {outcome.report}")
+
+
+@app.command()
+def report(
+    context: typer.Context,
+    folders: Annotated[list[Path], typer.Argument(help="Folders of `proxmo reproduce`, from several machines.")],
+    out: Annotated[Path, typer.Option(help="New folder for the runs of all of them and the report.")] = Path(
+        "proxmo-report"
+    ),
+) -> None:
+    """Merge the results of several machines into one report."""
+    context.with_resource(_temporary_matplotlib_folder())
+    try:
+        outcome = merge(folders, out)
+    except StoreError as error:
+        _fail(error)
+    _print_outcome(outcome, Console())
 
 
 @app.command()
@@ -145,6 +188,9 @@ def plan(
     initial_gap: Annotated[float, typer.Option(help="F(x₀) − F*, or a bound on it.")],
     horizon: Annotated[int | None, typer.Option(help="Number of steps. Default: 10000 if no target is given.")] = None,
     target: Annotated[float | None, typer.Option(help="Largest acceptable mean of ‖∇F‖².")] = None,
+    target_variance: Annotated[
+        float | None, typer.Option(help="Largest acceptable mean of ‖m−∇f‖², for the regimes that bound it.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples in the first gradient.")] = 1,
 ) -> None:
     """Show the lr and momentum of theory in each of its regimes, and what they guarantee."""
@@ -152,7 +198,8 @@ def plan(
     table.add_column("regime", no_wrap=True)
     for column in ("lr", "1−momentum", "steps", "‖∇F‖²≤", "‖m−∇f‖²≤", "prox err."):
         table.add_column(column, justify="right", no_wrap=True)
-    for name in theory.REGIMES:
+    names = [name for name, row in theory.REGIMES.items() if target_variance is None or row.variance_descent]
+    for name in names:
         try:
             found = theory.plan(
                 name,
@@ -161,6 +208,7 @@ def plan(
                 initial_gap=initial_gap,
                 horizon=horizon,
                 target=target,
+                target_variance=target_variance,
                 batch=batch,
             )
         except ValueError as error:
@@ -188,30 +236,53 @@ def verify(
     horizon: Annotated[int, typer.Option(min=10, help="Steps of each Monte Carlo run.")] = 500,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
 ) -> None:
-    """Check every bound numerically (about 20 seconds)."""
+    """Check every bound numerically (about half a minute), and show how wrong a constant must be to be noticed."""
     console = Console()
     found: list[Check] = []
     with one_thread(), Progress(console=console, disable=quiet) as progress:
         for check in progress.track(all_checks(horizon), description="checks"):
             found += check()
+    console.print(_checks_table(found, horizon))
+    console.print(_noticed_table())
+    if not all(one.holds for one in found):
+        raise typer.Exit(code=1)
+
+
+def _checks_table(found: list[Check], horizon: int) -> Table:
     table = Table(
-        title="left ≤ right in every row; slack is right/left",
-        caption="Left is the observed value (for vanilla: σ²/4), right the bound. quadratic: exact, "
-        "the tightest of all steps and settings. ℓ1 and ℓ∞,1: a non-convex regression, means of "
+        title="left ≤ right in every row; it would fail if left were larger by the factor",
+        caption="Left is the observed value (for vanilla: σ²/4), right the bound. line: the worst steps on a line. "
+        "quadratic: exact moments. formula: two bounds. ℓ1 and ℓ∞,1: a non-convex regression, means of "
         f"{RUNS} runs of {horizon} steps. S: squared error of an inexact prox. docs/theory.md has the details.",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
     table.add_column("statement", no_wrap=True)
     table.add_column("where", no_wrap=True)
-    for column in ("left", "right", "slack", "ok"):
+    for column in ("left", "right", "factor", "ok"):
         table.add_column(column, justify="right", no_wrap=True)
     for one in found:
-        numbers = (f"{one.observed:.3g}", f"{one.bound:.3g}", f"{one.slack:.3g}")
+        numbers = (f"{one.observed:.2g}", f"{one.bound:.2g}", f"{one.factor:.{2 if one.factor < 10 else 0}f}")
         table.add_row(one.statement, one.where, *numbers, "yes" if one.holds else "NO")
-    console.print(table)
-    if not all(one.holds for one in found):
-        raise typer.Exit(code=1)
+    return table
+
+
+def _noticed_table() -> Table:
+    table = Table(
+        title="how many times too large/too small a constant must be for a check to fail",
+        caption="–: not noticed up to 16; a weaker claim, such as a larger remainder, stays true.",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("constant", no_wrap=True)
+    for name in theory.REGIMES:
+        table.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
+    factors = [noticed_factors(row) for row in theory.REGIMES.values()]
+    for constant in CONSTANTS:
+        cells = (found.get(constant) for found in factors)
+        texts = ("/".join("–" if one is None else f"{one:.2g}" for one in pair) if pair else "" for pair in cells)
+        table.add_row(constant.replace("_", "\n"), *texts)
+    return table
 
 
 def claims_table(title: str, claims: list[Claim]) -> Table:
@@ -242,6 +313,33 @@ def _fail(error: Exception) -> NoReturn:
     """Print the error without a traceback and exit."""
     typer.secho(f"proxmo: {error}", fg="red", err=True)
     raise typer.Exit(code=1) from error
+
+
+def _share(only: str | None) -> tuple[int, int] | None:
+    """Return (i, n) from the text i/n."""
+    if only is None:
+        return None
+    first, slash, count = only.partition("/")
+    if not (slash and first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise typer.BadParameter(f"must be I/N with 1 <= I <= N, got {only!r}", param_hint="--only")
+    return int(first), int(count)
+
+
+def _cluster_resources(text: str, *, cluster: bool) -> Resources | None:
+    """Return the options of jobs from the text key=value,key=value; ``None`` without a cluster."""
+    if not cluster:
+        if text:
+            raise typer.BadParameter("is for --cluster only", param_hint="--cluster-options")
+        return None
+    if find_spec("submitit") is None:
+        raise typer.BadParameter("needs submitit: pip install 'proxmo[cluster]'", param_hint="--cluster")
+    found: Resources = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key.isidentifier() and equals and value):
+            raise typer.BadParameter(f"must be key=value,key=value, got {part!r}", param_hint="--cluster-options")
+        found[key] = int(value) if value.isdecimal() else value
+    return found
 
 
 def _check_device(device: str) -> str:

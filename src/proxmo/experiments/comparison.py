@@ -16,10 +16,10 @@ from proxmo.experiments.data import load
 from proxmo.experiments.experiment import Experiment, Options, Progress
 from proxmo.experiments.images import Images
 from proxmo.experiments.pool import Job, run_jobs
-from proxmo.experiments.presets import Presets, Size
+from proxmo.experiments.presets import Grid, Presets, Size
 from proxmo.experiments.report import Section
-from proxmo.experiments.store import Store
-from proxmo.experiments.training import Record, Setting, Trainer, has_fast_bfloat16
+from proxmo.experiments.store import Store, StoreError
+from proxmo.experiments.training import Record, Setting, Trainer, has_fast_bfloat16, run_name
 
 
 class Summary(NamedTuple):
@@ -57,6 +57,7 @@ class Measure:
 
 TRAIN_LOSS = Measure("train_loss", "training loss", ".3f", "training loss", log=True)
 TEST_ACCURACY = Measure("test_accuracy", "test accuracy", ".1%", "test accuracy")
+PENALTY = Measure("penalty", "ψ", ".3f")
 OBJECTIVE = Measure("objective", "F", ".3f", "F = f + ψ", log=True)
 ZERO_WEIGHTS = Measure("zero_weights", "zero weights", ".1%", "share of zero weights", from_zero=True)
 ZERO_CHANNELS = Measure("zero_channels", "zero channels", ".1%")
@@ -73,6 +74,8 @@ class TrainingExperiment(Experiment):
     """The lr at which the paper compares momentum 0.9 with the vanilla method, if it gives one."""
     paper_best_lr: ClassVar[dict[int, float]] = {}
     """For each batch size the lr that the paper found best for momentum, always with momentum 0.9."""
+    stands_for: ClassVar[dict[int, int]] = {}
+    """For batch sizes that the paper does not have: the one with about as many steps per epoch on its data."""
 
     @abstractmethod
     def trainer(self, options: Options) -> Callable[[Setting, Images, str], Trainer]:
@@ -91,6 +94,8 @@ class TrainingExperiment(Experiment):
             found.append(f"--root {shlex.quote(str(options.root))}")
         if options.seeds is not None:
             found.append(f"--seeds {options.seeds}")
+        if options.first_seed:
+            found.append(f"--first-seed {options.first_seed}")
         if options.device != "cpu":
             found.append(f"--device {options.device}")
         return found
@@ -100,33 +105,78 @@ class TrainingExperiment(Experiment):
         return {
             "data": options.data,
             "seeds": options.seeds or size.seeds,
+            "first_seed": options.first_seed,
             "device": options.device.split(":")[0],
             "bfloat16": has_fast_bfloat16(options.device),
             "width": size.width,
-            "grid": str(size.grid),
+            "grid": size.grid.to_json(),
         }
 
     def run(self, options: Options, store: Store, progress: Progress) -> None:
-        size, trainer = self.size(options), self.trainer(options)
+        size, first = self.size(options), options.first_seed
         grid, seeds = size.grid, options.seeds or size.seeds
-        cells = [
-            Setting(lr, momentum, batch, grid.epochs, size.width, seed=0)
-            for batch, lr, momentum in product(grid.batches, grid.rates, grid.momenta)
-        ]
+        cells = _cells(grid, size.width, first)
+        self._train(cells, len(cells) + 4 * (seeds - 1), options, store, progress)
+        if (found := self._finished(cells, store)) is None:  # other machines have the rest
+            return
+        largest, comparison = grid.batches[0], Comparison(self, found)
+        repeated = grid.batches if size.repeat_all else grid.batches[:1]
+        best = {comparison.tuned(batch, vanilla=vanilla) for batch in repeated for vanilla in (True, False)}
+        at_paper = [s for s in cells if (s.batch, s.lr) == (largest, self.paper_lr) and s.momentum in (0.0, 0.9)]
+        best |= {s for s in at_paper if not s.annealed}
+        again = [replace(setting, seed=first + k) for setting in sorted(best, key=str) for k in range(1, seeds)]
+        self._train(again, len(cells) + len(again), options, store, progress)
+        if (more := self._finished(again, store)) is not None:
+            store.finish(f"{self.name}-all", _as_json(options.data, found + more))
 
-        def train(settings: list[Setting], runs: int) -> list[Record]:
-            """Train with these settings; ``runs`` is the expected total, for the progress bar."""
-            jobs = [Job(self.name, setting, trainer) for setting in settings]
-            images, total = partial(load, options.data, options.root), runs * grid.epochs
-            return run_jobs(jobs, images, options.device, store, lambda done: progress(done, total)) if jobs else []
+    def _train(self, settings: list[Setting], runs: int, options: Options, store: Store, progress: Progress) -> None:
+        """Train with these settings, or a share of them; ``runs`` is the expected total, for the progress bar."""
+        if options.only is not None:
+            i, n = options.only
+            settings, runs = settings[i - 1 :: n], -(-runs // n)
+        if not settings:
+            return
+        total = runs * settings[0].epochs
+        jobs = [Job(self.name, setting, self.trainer(options)) for setting in settings]
+        load_images = partial(load, options.data, options.root)
 
-        found = Comparison(self, train(cells, len(cells) + 4 * (seeds - 1)))
-        largest = grid.batches[0]
-        best = {found.tuned(largest, vanilla=True), found.tuned(largest, vanilla=False)}
-        best |= {s for s in cells if (s.batch, s.lr) == (largest, self.paper_lr) and s.momentum in (0.0, 0.9)}
-        again = [replace(setting, seed=seed) for setting in sorted(best, key=str) for seed in range(1, seeds)]
-        runs = found.records + train(again, len(cells) + len(again))
-        store.finish(f"{self.name}-all", {"data": options.data, "runs": [run.to_json() for run in runs]})
+        def advance(done: int) -> None:
+            progress(done, total)
+
+        if options.cluster is None:
+            run_jobs(jobs, load_images, options.device, store, advance)
+        else:
+            from proxmo.experiments.cluster import run_on_cluster
+
+            bfloat16 = self.conditions(options)["bfloat16"]
+            run_on_cluster(
+                jobs, load_images, options.device, store, advance, resources=options.cluster, bfloat16=bfloat16
+            )
+
+    def _finished(self, settings: list[Setting], store: Store) -> list[Record] | None:
+        """Return the records of these settings; ``None`` if one is missing."""
+        records = [store.record(run_name(self.name, setting), Record.from_json) for setting in settings]
+        return None if None in records else records  # type: ignore[return-value]
+
+    def merged(self, stores: list[Store]) -> dict[str, Any]:
+        runs: dict[Setting, Record] = {}
+        cells: set[Setting] = set()
+        for other in stores:
+            settings = other.settings(self.name)
+            for run in other.records(f"{self.name}-batch", Record.from_json):
+                known = runs.setdefault(run.setting, run)
+                if replace(known, seconds=run.seconds) != run:
+                    raise StoreError(
+                        f"{run_name(self.name, run.setting)} in {other.folder} differs from the one in another folder"
+                    )
+            grid = settings["grid"]
+            cells |= set(_cells(Grid(**grid), settings["width"], settings["first_seed"]))
+            data = settings["data"]
+        missing = sorted(run_name(self.name, setting) for setting in cells - set(runs))
+        if missing:
+            raise StoreError(f"{len(missing)} of {len(cells)} runs of the grid are in no folder, such as {missing[0]}")
+        records = {run_name(self.name, setting): run.to_json() for setting, run in runs.items()}
+        return {**records, f"{self.name}-all": _as_json(data, list(runs.values()))}
 
     def results(self, store: Store) -> tuple[Section, dict[str, Any]] | None:
         settings = store.settings(self.name)
@@ -138,6 +188,27 @@ class TrainingExperiment(Experiment):
             return section(Comparison(self, runs), record["data"], settings), record
 
         return store.record(f"{self.name}-all", read)
+
+
+def _cells(grid: Grid, width: int, seed: int) -> list[Setting]:
+    """Return all settings of a grid."""
+    cells = [
+        Setting(lr, momentum, batch, grid.epochs, width, seed)
+        for batch, lr, momentum in product(grid.batches, grid.rates, grid.momenta)
+    ]
+    if grid.annealed:
+        cells += [replace(s, annealed=True) for s in cells if s.batch == grid.batches[0] and s.momentum]
+    return cells
+
+
+def _as_json(data: str, runs: list[Record]) -> dict[str, Any]:
+    """Return the record of a whole experiment; the order of its runs does not depend on where they were made."""
+
+    def order(run: Record) -> tuple[float, ...]:
+        s = run.setting
+        return -s.batch, -s.lr, s.momentum, s.annealed, s.seed
+
+    return {"data": data, "runs": [run.to_json() for run in sorted(runs, key=order)]}
 
 
 @dataclass(frozen=True)
@@ -153,7 +224,11 @@ class Comparison:
 
     def tuned(self, batch: int, *, vanilla: bool) -> Setting:
         """Return the best setting of a method at a batch size: as in the paper, by the final training loss."""
-        runs = [r for r in self.matching(batch=batch, seed=0) if (r.setting.momentum == 0) == vanilla]
+        runs = [
+            r
+            for r in self.matching(batch=batch, seed=self.first_seed, annealed=False)
+            if (r.setting.momentum == 0) == vanilla
+        ]
         return min(runs, key=lambda run: math.inf if run.diverged else run.last.train_loss).setting
 
     def seeds(self, setting: Setting) -> list[Record]:
@@ -167,6 +242,11 @@ class Comparison:
             return None
         values = [getattr(run.last, measure) for run in runs]
         return Summary(mean(values), stdev(values) if len(values) > 1 else None)
+
+    @property
+    def first_seed(self) -> int:
+        """The seed of the grid."""
+        return min(record.setting.seed for record in self.records)
 
     @property
     def batches(self) -> list[int]:

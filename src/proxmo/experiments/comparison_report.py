@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from statistics import mean
 
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from proxmo.experiments.comparison import TEST_ACCURACY, TRAIN_LOSS, Comparison, Measure
+from proxmo.experiments.comparison import OBJECTIVE, PENALTY, TEST_ACCURACY, TRAIN_LOSS, Comparison, Measure
 from proxmo.experiments.figures import FAINT, METHOD_COLOURS, in_ink, panels, to_svg, with_legend
 from proxmo.experiments.report import Claim, NumberTable, Picture, Section
 from proxmo.experiments.training import Record, Setting
@@ -43,7 +44,9 @@ def claims(comparison: Comparison) -> list[Claim]:
     experiment = comparison.experiment
     batch = comparison.batches[0]
     pairs = [("each tuned", comparison.tuned(batch, vanilla=True), comparison.tuned(batch, vanilla=False))]
-    at_paper = {r.setting.momentum: r.setting for r in comparison.matching(batch=batch, lr=experiment.paper_lr, seed=0)}
+    at_paper = {
+        r.setting.momentum: r.setting for r in comparison.matching(batch=batch, lr=experiment.paper_lr, annealed=False)
+    }
     if 0.0 in at_paper and 0.9 in at_paper:
         pairs.insert(0, (f"lr = {experiment.paper_lr:g}, momentum 0.9", at_paper[0.0], at_paper[0.9]))
     found = []
@@ -56,8 +59,7 @@ def claims(comparison: Comparison) -> list[Claim]:
     if vanilla.epochs >= SMOOTH_FROM:
         found.append(_smoother(comparison, where, vanilla, momentum))
     if len(comparison.batches) > 1:
-        best = {size: lr for size in comparison.batches if (lr := experiment.paper_best_lr.get(size)) is not None}
-        found += [_best_setting(comparison, size, lr) for size, lr in best.items()]
+        found += [_best_setting(comparison, size) for size in comparison.batches if _of_paper(comparison, size)]
     return found
 
 
@@ -93,10 +95,20 @@ def roughness(record: Record) -> float:
     return (path - abs(accuracies[-1] - accuracies[0])) / (len(accuracies) - 1)
 
 
-def _best_setting(comparison: Comparison, batch: int, paper_lr: float) -> Claim:
-    best = comparison.tuned(batch, vanilla=False)
-    paper, measured = f"lr {paper_lr:g}, momentum 0.9", f"lr {best.lr:g}, momentum {best.momentum:g}"
-    statement = f"batch {batch}: best for momentum by training loss, one seed"
+def _of_paper(comparison: Comparison, batch: int) -> int | None:
+    """Return the batch size of the paper that this one stands for, if the paper says which lr was best there."""
+    experiment = comparison.experiment
+    theirs = experiment.stands_for.get(batch, batch)
+    return theirs if theirs in experiment.paper_best_lr else None
+
+
+def _best_setting(comparison: Comparison, batch: int) -> Claim:
+    best, theirs = comparison.tuned(batch, vanilla=False), _of_paper(comparison, batch)
+    assert theirs is not None
+    paper = f"lr {comparison.experiment.paper_best_lr[theirs]:g}, momentum 0.9"
+    measured = f"lr {best.lr:g}, momentum {best.momentum:g}"
+    instead = "" if theirs == batch else f" (in place of {theirs})"
+    statement = f"batch {batch}{instead}: best for momentum by training loss, one seed"
     return Claim(statement, paper, measured, paper == measured)
 
 
@@ -144,11 +156,43 @@ def _draw_runs(axes: Axes, comparison: Comparison, setting: Setting, measure: Me
 def _table(comparison: Comparison) -> NumberTable:
     """Return the final measurements of every setting."""
     settings = sorted(
-        {record.setting for record in comparison.records if record.setting.seed == 0},
-        key=lambda s: (-s.batch, s.momentum, -s.lr),
+        {replace(record.setting, seed=comparison.first_seed) for record in comparison.records},
+        key=lambda s: (-s.batch, s.momentum, s.annealed, -s.lr),
     )
     columns = ["method", "batch", "lr", "seeds", *(measure.column for measure in comparison.experiment.measures)]
-    return NumberTable("All settings", columns, [_row(comparison, setting) for setting in settings])
+    return NumberTable("All settings", columns, [_row(comparison, setting) for setting in settings], _note(comparison))
+
+
+def _note(comparison: Comparison) -> str:
+    """Explain F, where it is measured, with the numbers of both methods; and batch sizes that are not the paper's."""
+    batch, notes = comparison.batches[0], []
+    stand_ins = [size for size in comparison.batches if size in comparison.experiment.stands_for]
+    if stand_ins:
+        ours, theirs = (
+            ", ".join(str(size) for size in sizes)
+            for sizes in (stand_ins, [comparison.experiment.stands_for[size] for size in stand_ins])
+        )
+        notes.append(
+            f"Batches of {ours} take the place of the paper's {theirs}: on so few images they make about as many steps "
+            "per epoch, and hence noise, as those do on CIFAR-10."
+        )
+    if OBJECTIVE in comparison.experiment.measures:
+        methods = {"with momentum": False, "without": True}
+        tuned = {text: comparison.tuned(batch, vanilla=vanilla) for text, vanilla in methods.items()}
+        ended = [
+            f"{measure.column} = {found.text(measure.form)} {text}"
+            for measure in (PENALTY, OBJECTIVE)
+            for text, setting in tuned.items()
+            if (found := comparison.summary(setting, measure.field)) is not None
+        ]
+        notes.append(
+            "F = f + ψ, the training loss plus the penalty, is what all methods minimise; the paper shows f only. They "
+            "can disagree: under batch normalisation f does not change if all weights before it are scaled, while ψ is "
+            "proportional to them. So a method may be ahead in training loss and behind in F because its weights have "
+            f"grown more, or have not yet shrunk as far. At batch {batch}, each method tuned, runs end at "
+            f"{', '.join(ended)}."
+        )
+    return " ".join(notes)
 
 
 def _row(comparison: Comparison, setting: Setting) -> list[str]:
@@ -157,7 +201,7 @@ def _row(comparison: Comparison, setting: Setting) -> list[str]:
         return "diverged" if found is None else found.text(measure.form)
 
     return [
-        f"momentum {setting.momentum:g}" if setting.momentum else "vanilla",
+        (f"momentum {setting.momentum:g}" if setting.momentum else "vanilla") + ", annealed" * setting.annealed,
         str(setting.batch),
         f"{setting.lr:g}",
         str(len(comparison.seeds(setting))),

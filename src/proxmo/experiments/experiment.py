@@ -16,8 +16,14 @@ from proxmo.experiments.presets import PresetName
 from proxmo.experiments.report import Section
 from proxmo.experiments.store import Store
 
+Resources: TypeAlias = dict[str, str | int]
+"""Options of a Slurm job, named as those of sbatch: partition, time, gpus_per_node, …"""
+
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the number of steps done since the last call, and the total number of steps."""
+
+
+STRENGTH = 0.1  # of the penalty in regularized training, in the paper
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,10 @@ class Options:
         root: the folder of the data set; ``None`` for its default.
         seeds: the number of independent runs; ``None`` for the default of each experiment.
         device: where to train.
+        strength: of the penalty in regularized training.
+        first_seed: the first of the seeds, so that several machines can have different ones.
+        only: (i, n) to run every n-th job only, beginning with the i-th, i = 1 … n; ``None`` for all.
+        cluster: the resources of jobs on a cluster; ``None`` to train on this machine.
     """
 
     preset: PresetName
@@ -37,6 +47,10 @@ class Options:
     root: Path | None
     seeds: int | None
     device: str
+    strength: float = STRENGTH
+    first_seed: int = 0
+    only: tuple[int, int] | None = None
+    cluster: Resources | None = None
 
 
 class Experiment(ABC):
@@ -71,7 +85,14 @@ class Experiment(ABC):
 
     @abstractmethod
     def run(self, options: Options, store: Store, progress: Progress) -> None:
-        """Run everything that the store does not have yet."""
+        """Run everything that the store does not have yet, or the share that ``options.only`` names."""
+
+    @abstractmethod
+    def merged(self, stores: list[Store]) -> dict[str, Any]:
+        """Return by name all records that a store with the results of all of these has.
+
+        Raise `StoreError` if something is missing or does not fit together.
+        """
 
     @abstractmethod
     def results(self, store: Store) -> tuple[Section, dict[str, Any]] | None:

@@ -51,14 +51,15 @@ def run_jobs(
     if device != "cpu":
         images = load()
         return [_train(job, images, device, store, advance) for job in jobs]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     context = get_context("spawn")  # forking is unsafe once torch has started threads
     progress: Queue[int] = context.Queue()
     existing = set(active_children())
     try:
         with (
             _listening(progress, advance),
-            ProcessPoolExecutor(min(cores, len(jobs)), context, _initialize, (load, store.folder, progress)) as workers,
+            ProcessPoolExecutor(
+                min(available_cores(), len(jobs)), context, _initialize, (load, store.folder, progress)
+            ) as workers,
         ):
             futures = [workers.submit(_work, job) for job in jobs]
             try:
@@ -70,6 +71,11 @@ def run_jobs(
                 raise
     except BrokenProcessPool as error:
         raise StoreError("a worker process was killed, perhaps out of memory; continue with --resume") from error
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _train(job: Job, images: Images | None, device: str, store: Store, advance: Callable[[int], None]) -> Record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-PresetName = Literal["quick", "paper"]
+PresetName = Literal["quick", "medium", "paper"]
 T = TypeVar("T")
 
 
@@ -19,6 +19,11 @@ class Grid:
     momenta: tuple[float, ...]
     """1 − γ; 0 is the vanilla method."""
     epochs: int
+    annealed: bool = False
+    """Whether to try momentum at the largest batch also with lr and 1 − momentum annealed together."""
+
+    def to_json(self) -> dict[str, list[float] | int]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -30,23 +35,26 @@ class Size:
     grid: Grid
     seeds: int = 3
     """Seeds of the best settings; the rest of the grid runs with one."""
+    repeat_all: bool = False
+    """Whether the best settings of all batch sizes are repeated, not only those of the largest one."""
 
 
 @dataclass(frozen=True)
 class Presets(Generic[T]):
     """One value for each preset. The quick preset has a separate one for the built-in digits, which train faster.
 
-    >>> presets = Presets(paper=64, quick=8, quick_on_digits=16)
+    >>> presets = Presets(paper=64, medium=10, quick=8, quick_on_digits=16)
     >>> presets.choose("paper", "cifar10"), presets.choose("quick", "cifar10"), presets.choose("quick", "digits")
     (64, 8, 16)
     """
 
     paper: T
+    medium: T
     quick: T
     quick_on_digits: T
 
     def choose(self, preset: PresetName, data: str) -> T:
         """Return the value for a preset and a data set."""
-        if preset == "paper":
-            return self.paper
+        if preset != "quick":
+            return self.paper if preset == "paper" else self.medium
         return self.quick_on_digits if data == "digits" else self.quick

@@ -74,10 +74,13 @@ class Proxy(TrainingExperiment):
     )
     sizes = Presets(
         paper=Size(64, Grid((512,), rates=(1.0, 0.1, 0.01), momenta=(0.0, 0.9, 0.99), epochs=30)),
+        medium=Size(8, Grid((512,), rates=(1.0, 0.1), momenta=(0.0, 0.9), epochs=10)),
         quick=Size(8, Grid((512,), rates=(1.0, 0.1), momenta=(0.0, 0.9), epochs=3)),
         quick_on_digits=Size(8, Grid((256,), rates=(1.0, 0.1, 0.01), momenta=(0.0, 0.9), epochs=8)),
     )
-    subsets = Presets(paper=Subset(2560, 128), quick=Subset(2560, 128), quick_on_digits=Subset(256, 64))
+    subsets = Presets(
+        paper=Subset(2560, 128), medium=Subset(2560, 128), quick=Subset(2560, 128), quick_on_digits=Subset(256, 64)
+    )
 
     def subset(self, options: Options) -> Subset:
         """Return the size of ℓ̂."""

@@ -13,7 +13,7 @@ from proxmo.experiments.experiment import Experiment, Options
 from proxmo.experiments.proxy import Proxy
 from proxmo.experiments.regularized import Regularized
 from proxmo.experiments.report import Section, render
-from proxmo.experiments.store import Store, open_store
+from proxmo.experiments.store import Store, StoreError, open_store
 from proxmo.experiments.synthetic import Synthetic
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -32,11 +32,11 @@ Bar: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The sections of the report, and the files that were written."""
+    """The sections of the report, and the files that were written; ``None`` as long as no experiment is complete."""
 
     sections: list[Section]
-    report: Path
-    numbers: Path
+    report: Path | None
+    numbers: Path | None
 
 
 def reproduce(experiments: Iterable[Experiment], options: Options, out: Path, bar: Bar, *, resume: bool) -> Outcome:
@@ -59,6 +59,44 @@ def reproduce(experiments: Iterable[Experiment], options: Options, out: Path, ba
         return _write(store)
 
 
+def merge(folders: list[Path], out: Path) -> Outcome:
+    """Put the runs of several folders into a new one, and write a report of them.
+
+    Args:
+        folders: results of `reproduce`, such as shares of one grid or runs with different seeds.
+        out: the new folder; it can be continued like any other.
+    """
+    stores = [Store(folder) for folder in folders]
+    for store in stores:
+        if not any(map(store.settings, EXPERIMENTS)):
+            raise StoreError(f"{store.folder} has no results of {', '.join(EXPERIMENTS)}")
+    having = {name: found for name in EXPERIMENTS if (found := [store for store in stores if store.settings(name)])}
+    settings = {name: _common_settings(name, found) for name, found in having.items()}
+    records = [record for name, found in having.items() for record in EXPERIMENTS[name].merged(found).items()]
+    with open_store(out) as store:
+        store.begin(settings, resume=False)
+        for name, record in records:
+            store.finish(name, record)
+        return _write(store)
+
+
+def _common_settings(name: str, stores: list[Store]) -> dict[str, Any]:
+    """Return the settings of an experiment in all folders; raise if they differ in more than seeds and commands."""
+    first, *others = (store.settings(name) for store in stores)
+    for store, settings in zip(stores[1:], others, strict=True):
+        keys = {*first, *settings} - {"command", "seeds", "first_seed"}
+        if changed := sorted(key for key in keys if first.get(key) != settings.get(key)):
+            changes = ", ".join(f"{key} is {first.get(key)!r} and {settings.get(key)!r}" for key in changed)
+            raise StoreError(f"{name} in {stores[0].folder} and {store.folder} do not belong together: {changes}")
+    if all((settings["seeds"], settings["first_seed"]) == (first["seeds"], first["first_seed"]) for settings in others):
+        return first
+    every = [first, *others]
+    ends = [settings["first_seed"] + settings["seeds"] for settings in every]
+    start = min(settings["first_seed"] for settings in every)
+    commands = "; ".join(dict.fromkeys(settings["command"] for settings in every))
+    return {**first, "command": commands, "seeds": max(ends) - start, "first_seed": start}
+
+
 def _write(store: Store) -> Outcome:
     """Write both files from all records in the folder, including those of earlier runs."""
     sections: list[Section] = []
@@ -68,6 +106,8 @@ def _write(store: Store) -> Outcome:
         if found is not None:
             section, numbers[name] = found
             sections.append(section)
+    if not sections:
+        return Outcome([], None, None)
     numbers["claims"] = {section.name: [asdict(claim) for claim in section.claims] for section in sections}
     numbers["settings"] = {name: settings for name in EXPERIMENTS if (settings := store.settings(name))}
     return Outcome(

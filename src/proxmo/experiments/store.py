@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import tempfile
 import zipfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from proxmo.files import written_whole
 
@@ -28,7 +28,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._runs = folder / "runs"
+        self._runs, self._claims = folder / "runs", folder / ".claims"
 
     def record(self, name: str, read: Callable[[Any], Any] = lambda data: data) -> Any | None:
         """Return ``read`` of the record of a run, or ``None`` if the run is not finished."""
@@ -41,6 +41,10 @@ class Store:
             raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(f"{path} is damaged ({error!r}); delete it to repeat the run") from error
+
+    def records(self, prefix: str, read: Callable[[Any], Any]) -> list[Any]:
+        """Return ``read`` of the records of all finished runs whose names start with ``prefix``, sorted by name."""
+        return [self.record(file.stem, read) for file in sorted(self._runs.glob(f"{prefix}*.json"))]
 
     def finish(self, name: str, record: Any) -> None:
         """Store the record of a finished run and delete its checkpoint."""
@@ -94,11 +98,30 @@ class Store:
         for experiment, wanted in settings.items():
             with _disk_errors(self.folder):
                 for file in self._runs.glob(f".{experiment}-*"):  # partial writes of a process that was killed
-                    file.unlink()
+                    if not self.is_claimed(file.name[1:].rpartition("-")[0]):  # jobs of a cluster may go on
+                        file.unlink()
                 for file in self._runs.glob(f"{experiment}-*.pt"):
                     if file.with_suffix(".json").exists():  # killed between writing the record and deleting this
                         file.unlink()
             self.finish(f"{experiment}-settings", wanted)
+
+    @contextmanager
+    def claimed(self, name: str) -> Iterator[None]:
+        """Wait until no other process has claimed a run, then claim it; a claim ends with its process."""
+        with _disk_errors(self.folder):
+            self._claims.mkdir(exist_ok=True)
+        with FileLock(self._claims / name):
+            yield
+
+    def is_claimed(self, name: str) -> bool:
+        """Whether a process has claimed a run."""
+        if not (self._claims / name).exists():
+            return False
+        try:
+            with FileLock(self._claims / name, timeout=0):
+                return False
+        except Timeout:
+            return True
 
     def settings(self, experiment: str) -> dict[str, Any]:
         """Return the settings that an experiment was started with, or an empty dict."""
@@ -143,15 +166,17 @@ def open_store(folder: Path) -> Iterator[Store]:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-        lock = (folder / ".lock").open("w")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreError(f"another run is using {folder}; wait for it, or choose another --out") from error
-        except OSError as error:
-            raise StoreError(f"cannot lock {folder}: {error.strerror}; choose another --out") from error
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise StoreError(f"another run is using {folder}; wait for it, or choose another --out") from error
+    except (OSError, NotImplementedError) as error:
+        raise StoreError(f"cannot lock {folder}: {error}; choose another --out") from error
+    try:
         yield Store(folder)
+    finally:
+        lock.release()
 
 
 @contextmanager

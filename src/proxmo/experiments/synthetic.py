@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from proxmo import AutoProxSGD, SquaredL2, theory
 from proxmo.experiments.experiment import Experiment, Options, Progress
 from proxmo.experiments.report import Section
-from proxmo.experiments.store import Store
+from proxmo.experiments.store import Store, StoreError
 from proxmo.experiments.threads import one_thread
 
 DIMENSION = 5
@@ -177,6 +177,7 @@ def run(
     iterations: int = ITERATIONS,
     problem: Quadratic = PAPER,
     advance: Callable[[], None] = lambda: None,
+    first_seed: int = 0,
 ) -> Results:
     """Run the whole grid.
 
@@ -185,13 +186,14 @@ def run(
         iterations: steps of each run.
         problem: `PAPER` or `SHIFTED`.
         advance: called after every iteration of every sweep, for a progress bar.
+        first_seed: determines the noise.
 
     >>> results = run(seeds=2, iterations=100)
     >>> len(results.cells)
     126
     """
     cells = grid(problem, iterations)
-    noise = torch.Generator().manual_seed(0)
+    noise = torch.Generator().manual_seed(first_seed)
     one_run = torch.empty(iterations, len(cells), len(SIGMAS), dtype=torch.float64)
     mean = torch.zeros_like(one_run)
     hits = torch.zeros_like(one_run)  # number of seeds that first reach the tolerance at each iteration
@@ -264,18 +266,20 @@ def run_auto(
     iterations: int = ITERATIONS,
     problem: Quadratic = PAPER,
     advance: Callable[[], None] = lambda: None,
+    first_seed: int = 0,
 ) -> Results:
     """Run `AutoProxSGD`, which has no settings to tune.
 
     Args:
         seeds, iterations, problem: as for `run`.
         advance: called after every run.
+        first_seed: the first of the seeds.
     """
     results, curves = [], []
     for sigma in SIGMAS:
         errors = torch.empty(seeds, iterations, dtype=torch.float64)
         for seed in range(seeds):
-            errors[seed] = _auto_errors(problem, sigma, seed, iterations)
+            errors[seed] = _auto_errors(problem, sigma, first_seed + seed, iterations)
             advance()
         below = (errors <= TOLERANCE).double()
         hits = torch.bincount(below.argmax(1)[below.any(1)], minlength=iterations)
@@ -329,12 +333,15 @@ class Synthetic(Experiment):
         """Do nothing: the experiment needs no data."""
 
     def arguments(self, options: Options) -> list[str]:
-        return [] if options.seeds is None else [f"--seeds {options.seeds}"]
+        seeds = [] if options.seeds is None else [f"--seeds {options.seeds}"]
+        return seeds + ([f"--first-seed {options.first_seed}"] if options.first_seed else [])
 
     def conditions(self, options: Options) -> dict[str, Any]:
-        return {"seeds": options.seeds or SEEDS}
+        return {"seeds": options.seeds or SEEDS, "first_seed": options.first_seed}
 
     def run(self, options: Options, store: Store, progress: Progress) -> None:
+        if options.only is not None and options.only[0] > 1:
+            return  # all of it is one job, the first
         seeds = options.seeds or SEEDS
         auto_runs = AUTO_SEEDS * len(SIGMAS)
         share = ITERATIONS // auto_runs  # on the progress bar, all runs of `AutoProxSGD` count as one sweep
@@ -342,11 +349,22 @@ class Synthetic(Experiment):
         for name, problem in PROBLEMS.items():
             key = f"{self.name}-{name}"
             if store.record(key) is None:
-                results = run(seeds, ITERATIONS, problem, lambda: progress(1, total))
-                auto = run_auto(AUTO_SEEDS, ITERATIONS, problem, lambda: progress(share, total))
+                results = run(seeds, ITERATIONS, problem, lambda: progress(1, total), options.first_seed)
+                auto = run_auto(AUTO_SEEDS, ITERATIONS, problem, lambda: progress(share, total), options.first_seed)
                 store.finish(key, results.joined(auto).to_record())
             else:
                 progress(total // len(PROBLEMS), total)
+
+    def merged(self, stores: list[Store]) -> dict[str, Any]:
+        records = {}
+        for name in (f"{self.name}-{problem}" for problem in PROBLEMS):
+            found = [record for other in stores if (record := other.record(name)) is not None]
+            if not found:
+                raise StoreError(f"{name} is in no folder")
+            if any(record != found[0] for record in found):
+                raise StoreError(f"{name} differs between folders: means over different seeds cannot be merged")
+            records[name] = found[0]
+        return records
 
     def results(self, store: Store) -> tuple[Section, dict[str, Any]] | None:
         paper, shifted = (store.record(f"{self.name}-{name}", Results.from_record) for name in PROBLEMS)

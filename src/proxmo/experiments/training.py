@@ -32,6 +32,8 @@ class Setting:
     epochs: int
     width: int
     seed: int
+    annealed: bool = False
+    """Whether lr and 1 − momentum fall to 0 together, along a cosine; otherwise lr is cut, if the method does so."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ class MixedPrecision(nn.Module):
 def has_fast_bfloat16(device: str) -> bool:
     """Return whether the device computes bfloat16 in hardware."""
     if device.startswith("cuda"):
+        if not torch.cuda.is_available():  # where jobs are only submitted; each checks it where it runs
+            return True
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     has_mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return device == "cpu" and has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -177,8 +181,8 @@ def run_name(experiment: str, setting: Setting) -> str:
     'regularized-batch256-lr0.1-momentum0.9-seed0-129cf5'
     """
     digest = hashlib.sha256(json.dumps(asdict(setting), sort_keys=True).encode()).hexdigest()[:6]
-    s = setting
-    return f"{experiment}-batch{s.batch}-lr{s.lr:g}-momentum{s.momentum:g}-seed{s.seed}-{digest}"
+    s, annealed = setting, "-annealed" if setting.annealed else ""
+    return f"{experiment}-batch{s.batch}-lr{s.lr:g}-momentum{s.momentum:g}{annealed}-seed{s.seed}-{digest}"
 
 
 def train(
@@ -198,7 +202,15 @@ def train(
     if finished is not None:
         advance(setting.epochs)
         return finished
-    trainer = make()
+    with store.claimed(name):
+        if store.record(name) is not None:  # another process has finished it in the meantime
+            return train(make, experiment, setting, store, advance)
+        return _train_claimed(make(), name, setting, store, advance)
+
+
+def _train_claimed(
+    trainer: Trainer, name: str, setting: Setting, store: Store, advance: Callable[[int], None]
+) -> Record:
     epochs: list[Epoch] = []
     seconds = 0.0
     diverged = False

@@ -1,14 +1,14 @@
 """Numerical checks of every statement of the theory.
 
-Inequalities between expectations are checked with exact moments on the quadratic, at every step and for several M. The
-bounds of the theorems are checked by Monte Carlo on a non-convex regression with ℓ1 or ℓ∞,1 and known constants.
+The constants of the regimes are checked at the worst steps on a line (`regime_checks`). The bounds of the theorems are
+checked on whole runs: with exact moments on the quadratic, and by Monte Carlo on a non-convex regression with ℓ1 or
+ℓ∞,1 and known constants.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,32 +16,15 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from proxmo import ProxHybridSGD, ProxSGD, ProxSpiderBoost, RateScheduler, theory
+from proxmo.experiments.check import Check, tightest
 from proxmo.experiments.problems import RobustRegression
-from proxmo.theory import REGIMES, IncreasingSchedule, Moments, Plan, Rates
+from proxmo.experiments.regime_checks import checks_of
+from proxmo.experiments.worst_steps import lemmas
+from proxmo.theory import REGIMES, IncreasingSchedule, InnerSchedule, Moments, Plan, Rates
 
 L, CURVATURE, VARIANCE, START = 2.0, 30.0, 9.0, 4.0
 RUNS = 20
 LABELS = {"l1": "ℓ1", "linf1": "ℓ∞,1"}
-
-
-@dataclass(frozen=True)
-class Check:
-    """A statement that ``observed`` does not exceed ``bound``."""
-
-    statement: str
-    where: str
-    observed: float
-    bound: float
-
-    @property
-    def slack(self) -> float:
-        """The ratio of the bound to the observed value."""
-        return self.bound / self.observed if self.observed else math.inf
-
-    @property
-    def holds(self) -> bool:
-        """Whether the statement holds, up to rounding."""
-        return self.observed <= self.bound * (1 + 1e-9) + 1e-12
 
 
 def all_checks(horizon: int = 500) -> list[Callable[[], list[Check]]]:
@@ -49,8 +32,9 @@ def all_checks(horizon: int = 500) -> list[Callable[[], list[Check]]]:
     exact = [name for name, row in REGIMES.items() if row.inexact_ratio is None]
     inexact = [name for name, row in REGIMES.items() if row.inexact_ratio is not None]
     return [
-        _lemmas,
-        _descent_of_potentials,
+        lemmas,
+        *(partial(list, checks_of(row)) for row in REGIMES.values()),
+        _inner_steps,
         partial(_quadratic_guarantees, horizon),
         _lower_bound_of_vanilla,
         *(partial(_regression_guarantees, name, kind, horizon) for name in exact for kind in LABELS),
@@ -69,76 +53,6 @@ def _moments(rates: Callable[[int], Rates], horizon: int, start: float = START) 
     return theory.quadratic_moments(
         rates, smoothness=L, curvature=CURVATURE, noise_variance=VARIANCE, start=start, horizon=horizon
     )
-
-
-def _tightest(statement: str, where: str, pairs: Iterator[tuple[float, float]]) -> Check:
-    """Return the instance with the least slack out of many pairs (observed, bound)."""
-
-    def room(pair: tuple[float, float]) -> float:
-        observed, bound = pair
-        if not (math.isfinite(observed) and math.isfinite(bound)):
-            return -math.inf
-        return bound / observed if observed > 0 else math.copysign(math.inf, bound)
-
-    return Check(statement, where, *min(pairs, key=room))
-
-
-def _lemmas() -> list[Check]:
-    """Check the three inequalities of the paper's proof, rearranged so that both sides are positive:
-
-    Δ⁺ ≤ (1−γ)Δ + (L²/γ)R + γ²σ²,  F⁺ + (M−L)/4·R ≤ F + Δ/(M−L)  and  E‖∇F⁺‖² ≤ 3(M²+L²)R + 3Δ.
-    """
-    settings = [(M, gamma) for M in (4.5 * L, 20.0, 200.0) for gamma in (0.03, 0.3, 1.0)]
-    runs = [(M, gamma, _moments(_constant(M, gamma), 200)) for M, gamma in settings]
-    steps = [(M, g, k, r) for M, g, r in runs for k in range(200)]
-    where = "quadratic"
-    return [
-        _tightest(
-            "lemma on the momentum error",
-            where,
-            (
-                (r.variance[k + 1], (1 - g) * r.variance[k] + L**2 / g * r.movement[k] + g**2 * VARIANCE)
-                for _, g, k, r in steps
-            ),
-        ),
-        _tightest(
-            "lemma on the objective",
-            where,
-            (
-                (r.objective[k + 1] + (M - L) / 4 * r.movement[k], r.objective[k] + r.variance[k] / (M - L))
-                for M, _, k, r in steps
-            ),
-        ),
-        _tightest(
-            "lemma on the gradient",
-            where,
-            ((r.gradient[k + 1], 3 * (M**2 + L**2) * r.movement[k] + 3 * r.variance[k]) for M, _, k, r in steps),
-        ),
-    ]
-
-
-def _potential(name: str, moments: Moments) -> list[float]:
-    weight = REGIMES[name].alpha / L
-    return [f + weight * v for f, v in zip(moments.objective, moments.variance, strict=True)]
-
-
-def _descent_of_potentials() -> list[Check]:
-    """Check c·E‖∇F⁺‖² ≤ Φ − Φ⁺ + (α/L)γ²σ² at every step, for each regime and several M."""
-    found = []
-    for name, row in REGIMES.items():
-
-        def pairs(name: str = name) -> Iterator[tuple[float, float]]:
-            row = REGIMES[name]
-            for M in (row.floor * L, 2 * row.floor * L, 100 * L):
-                gamma = row.gamma(M, L)
-                moments = _moments(_constant(M, gamma), 200)
-                phi = _potential(name, moments)
-                for k in range(200):
-                    decrease = phi[k] - phi[k + 1] + row.noise(M, L, VARIANCE)
-                    yield row.decrease(M, L) * moments.gradient[k + 1], decrease
-
-        found.append(_tightest(f"{name}: descent of Φ", "quadratic", pairs()))
-    return found
 
 
 def _plan(name: str, horizon: int) -> Plan:
@@ -170,24 +84,54 @@ def _lower_bound_of_vanilla() -> list[Check]:
                 moments = _moments(_constant(M, gamma=1.0), 200, start)
                 yield from ((VARIANCE / 4, error) for error in moments.gradient[1:])
 
-    return [_tightest("vanilla: σ²/4 ≤ E‖∇F‖²", "quadratic", pairs())]
+    return [tightest("vanilla: σ²/4 ≤ E‖∇F‖²", "quadratic", pairs())]
+
+
+def _inner_steps() -> list[Check]:
+    """Check Proposition 2 with exact moments: E‖∇Ω(u)‖² ≤ (M²/16)·E‖u − x‖² + S for quadratic ψ, from near and far."""
+
+    def pairs(noise_variance: float) -> Iterator[tuple[float, float]]:
+        for smoothness, M in ((9.0, 1.0), (60.0, 3.0), (3.0, 100.0)):
+            schedule = InnerSchedule(smoothness, M, noise_variance, inexactness=1.0 if noise_variance else 0.0)
+            for slope in (M, M + smoothness):  # of the subproblem
+                for distance in (0.0, 1.0, 100.0) if noise_variance else (1.0,):
+                    yield _inexactness(schedule, slope, distance)
+
+    return [
+        tightest("inner steps: E‖∇Ω‖²", "quadratic", pairs(0.0)),
+        tightest("noisy inner steps: E‖∇Ω‖²", "quadratic", pairs(10.0)),
+    ]
+
+
+def _inexactness(schedule: InnerSchedule, slope: float, distance: float) -> tuple[float, float]:
+    """Return E‖∇Ω(u)‖² and what is allowed, for Ω' = slope·(u − u*) with u* at this distance from x."""
+    mean, variance = distance, 0.0  # of u_t − u*
+    squared = moved = total = 0.0
+    for t in range(schedule.steps + 1):
+        weight, lr = schedule.weight(t), schedule(t)
+        squared += weight * slope**2 * (mean**2 + variance)
+        moved += weight * ((distance - mean) ** 2 + variance)
+        total += weight
+        mean, variance = (1 - lr * slope) * mean, (1 - lr * slope) ** 2 * variance + lr**2 * schedule.noise_variance
+    return squared / total, schedule.M**2 / 16 * moved / total + schedule.inexactness
 
 
 def _inexact_guarantees(name: str, kind: str, horizon: int) -> list[Check]:
-    """Check an inexact prox: x⁺ = prox(x − (m − w)/M) has ∇Ω(x⁺) = w, for a random w with ‖w‖² = S.
+    """Check an inexact prox: x⁺ = prox(x − (m − w)/M) has ∇Ω(x⁺) = w, ‖w‖² = S.
 
-    If the regime needs a monotone prox, runs where this step would increase Ω take the exact step instead.
+    w is random, but the same in all steps: where it changes its direction its effects cancel. If the regime needs a
+    monotone prox, runs where this step would increase Ω take the exact step instead.
     """
     problem = RobustRegression(kind, kind, batch=8)
     plan = _regression_plan(name, problem, horizon)
-    squared_error = 1e-3
+    squared_error = 1.0  # so large that it is most of the bound
     generator = torch.Generator().manual_seed(0)
     x, m, total = problem.start(RUNS), None, 0.0
+    error = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    bias = error * (math.sqrt(squared_error) / error.square().flatten(1).sum(1).sqrt())[:, None, None]
     for _ in range(horizon):
-        g = problem.gradient(x, problem.sample(RUNS, generator))
+        w, g = bias, problem.gradient(x, problem.sample(RUNS, generator))
         m = g if m is None else torch.lerp(m, g, plan.gamma)
-        error = torch.randn(x.shape, generator=generator, dtype=x.dtype)
-        w = error * (math.sqrt(squared_error) / error.square().flatten(1).sum(1).sqrt())[:, None, None]
         moved = problem.penalty.prox(x - plan.lr * (m - w), plan.lr)
         if not name.startswith("convex"):
             increases = _subproblem(problem, plan.M, m, x, moved) > _subproblem(problem, plan.M, m, x, x)

@@ -283,6 +283,25 @@ class Penalty(ABC):
             if bool(zero.any()) and not bool(zero.all()):
                 raise ValueError(f"step must be > 0 for all elements or 0 for all in the prox of {self}, got a mixture")
 
+    @torch.no_grad()
+    def nearest_subgradient(self, x: Tensor, v: Tensor) -> Tensor:
+        """Return the point of ∂ψ(x) that is nearest to ``v``, in float64: −∇f(x) gives the shortest subgradient of F.
+
+        Most convex penalties define it; the others raise. Kinks count where ``x`` is exactly there, such as at zeros
+        or ties, except that the boundary of a constraint allows for rounding.
+
+        >>> import torch, proxmo
+        >>> proxmo.L1(2.0).nearest_subgradient(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 1.5, 5.0]))
+        tensor([2.0000, 1.5000, 2.0000], dtype=torch.float64)
+        """
+        self.check(checks.floating("x", x))
+        if v.shape != x.shape:
+            raise ValueError(f"v must have the shape of x, {tuple(x.shape)}, got {tuple(v.shape)}")
+        if bool(self.value(x).isinf()):
+            raise ValueError(f"x must be in the set of {self}, or ψ has no subgradient there")
+        slack = torch.finfo(x.dtype).eps + 16 * torch.finfo(torch.float64).eps
+        return self._nearest_subgradient(x.double(), v.double(), slack) if x.numel() else v.double()
+
     def block_shape(self, x: Tensor) -> tuple[int, ...]:
         """Return the shape of a step with one number per block, which broadcasts to ``x``.
 
@@ -346,6 +365,10 @@ class Penalty(ABC):
     def zero_groups(self, x: Tensor) -> tuple[int, int] | None:
         """Return how many groups of ``x`` are entirely zero and how many there are; ``None`` without groups."""
         return None
+
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        """Return the projection of ``v`` onto ∂ψ(x); ``slack`` is the relative violation that rounding explains."""
+        raise NotImplementedError(f"the subdifferential of {self} is not known; use a certified subgradient")
 
     def _value(self, x: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define _value")

@@ -35,6 +35,26 @@ def _within(x: Tensor, low: float, high: float, slack: float) -> Tensor:
     return ((x >= low - slack * abs(low)) & (x <= high + slack * abs(high))).all()
 
 
+def _outward(x: Tensor, v: Tensor, low: float, high: float, slack: float) -> Tensor:
+    """Return the part of ``v`` that points out of the box, at the bounds where ``x`` is."""
+    at_low, at_high = x <= low + slack * abs(low), x >= high - slack * abs(high)
+    return torch.where(at_low, v.clamp(max=0), 0.0) + torch.where(at_high, v.clamp(min=0), 0.0)
+
+
+def _level_of_slopes(slopes: Tensor, support: Tensor, groups: Groups) -> Tensor:
+    """Return the θ of each group with Σ (slope − θ) over the support + Σ (slope − θ)₊ over the others = 0.
+
+    Michelot's method: the mean over the support and all others, then again without those that are below it.
+    """
+    counted = torch.ones_like(support)
+    while True:
+        level = groups.sum(torch.where(counted, slopes, 0.0)) / groups.sum(counted)
+        kept = support | (counted & (slopes > level))
+        if bool((kept == counted).all()):
+            return level
+        counted = kept
+
+
 class GroupConstraint(SumOverGroups, Constraint):
     """A set for each group: a step that is the same within groups does not matter, any other makes a metric."""
 
@@ -87,6 +107,9 @@ class Box(Elementwise, Constraint):
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         return _clamp(x, self.low, self.high, out)
 
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        return _outward(x, v, self.low, self.high, slack)
+
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled_elements().clamp, (self.low, self.high))
 
@@ -111,6 +134,9 @@ class NonNegative(Elementwise, Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         return torch.clamp(x, min=0, out=out)
+
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        return _outward(x, v, 0.0, math.inf, slack)
 
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled_elements().clamp, (0.0, math.inf))
@@ -148,6 +174,15 @@ class L1Ball(GroupConstraint):
         nearest = project_simplex(magnitudes, self.radius, groups, step).copysign_(values)
         return torch.where(inside, values, nearest)
 
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        groups, values = Groups(x, self.dim), Groups(v, self.dim).elements
+        support = groups.elements != 0
+        uphill = torch.where(support, values * groups.elements.sign(), values.abs())
+        level = _level_of_slopes(uphill, support, groups).relu_()  # λ·∂‖x‖₁, λ ≥ 0
+        slopes = torch.where(support, level * groups.elements.sign(), torch.clamp(values, -level, level))
+        inside = groups.sum(groups.elements.abs()) < self.radius * (1 - slack)
+        return groups.onto_tensor(torch.where(inside, 0.0, slopes)) if self.radius else v
+
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled_rows().l1_ball, self.radius)
 
@@ -183,6 +218,13 @@ class L2Ball(GroupConstraint):
             nearest = values * (1 / (1 + theta * step))
         return torch.where(norms <= self.radius, values, nearest)
 
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        groups, values = Groups(x, self.dim), Groups(v, self.dim).elements
+        norms = group_norms(groups, groups.elements)
+        normals = groups.elements / norms
+        slopes = groups.sum(values * normals).relu() * normals
+        return groups.onto_tensor(torch.where(norms < self.radius * (1 - slack), 0.0, slopes)) if self.radius else v
+
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled_rows().l2_ball, self.radius)
 
@@ -210,6 +252,9 @@ class LInfBall(Elementwise, Grouped, Constraint):
 
     def _project(self, x: Tensor, out: Tensor | None) -> Tensor:
         return _clamp(x, -self.radius, self.radius, out)
+
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        return _outward(x, v, -self.radius, self.radius, slack)
 
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled_elements().clamp, (-self.radius, self.radius))
@@ -248,6 +293,13 @@ class Simplex(GroupConstraint):
 
     def _nearest(self, groups: Groups, values: Tensor, step: Tensor | None) -> Tensor:
         return project_simplex(values.clone(), self.radius, groups, step)
+
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        groups, values = Groups(x, self.dim), Groups(v, self.dim).elements
+        support = groups.elements > 0
+        level = _level_of_slopes(values, support, groups)
+        slopes = torch.where(support, level, torch.minimum(values, level))
+        return groups.onto_tensor(slopes) if self.radius else v
 
     def kernel(self, step: float) -> Kernel | None:
         return self._rows_kernel(compiled_rows().simplex, self.radius)

@@ -36,6 +36,11 @@ def soft_threshold(x: Tensor, threshold: float | Tensor, out: Tensor | None = No
     return torch._C._nn.softshrink(x, threshold, out=out)  # type: ignore[call-arg]
 
 
+def slope_of_magnitude(x: Tensor, v: Tensor, weight: float) -> Tensor:
+    """Return the subgradient of weight·Σ|x| that is nearest to ``v``."""
+    return torch.where(x == 0, v.clamp(-weight, weight), weight * x.sign())
+
+
 def choose(condition: bool | Tensor, yes: float | Tensor, no: float | Tensor) -> float | Tensor:
     """Return ``yes if condition else no`` for numbers or tensors."""
     if isinstance(condition, Tensor):
@@ -81,6 +86,9 @@ class L1(Shrinkage):
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return soft_threshold(x, step * self.strength, out)
 
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        return slope_of_magnitude(x, v, self.strength)
+
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled().soft, (step * self.strength,))
 
@@ -109,6 +117,9 @@ class SquaredL2(Shrinkage):
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return torch.div(x, 1 + step * self.strength, out=out)
+
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        return self.strength * x
 
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled().divide, (1 + step * self.strength,))
@@ -140,6 +151,9 @@ class ElasticNet(Shrinkage):
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return soft_threshold(x, step * self.l1, out).div_(1 + step * self.l2)
+
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        return slope_of_magnitude(x, v, self.l1) + self.l2 * x
 
     def kernel(self, step: float) -> Kernel:
         return Kernel(compiled().elastic, (step * self.l1, 1 + step * self.l2))
@@ -174,6 +188,9 @@ class Huber(Shrinkage):
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         t = step * self.strength
         return torch.where(x.abs() <= self.delta * (1 + t), x / (1 + t), soft_threshold(x, t * self.delta), out=out)
+
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        return self.strength * x.clamp(-self.delta, self.delta)
 
     def kernel(self, step: float) -> Kernel:
         t = step * self.strength

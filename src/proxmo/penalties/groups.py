@@ -2,7 +2,8 @@
 
 A group is everything that shares its index along the axes `dim`: with `dim=0` on a Linear or Conv weight, all weights
 into one output neuron or channel. In formulas x_g is a group, s the strength and t = step·s. Where the step differs
-within a group, x_i, t_i and step_i are its elements.
+within a group, x_i, t_i and step_i are its elements. At zero the subdifferential of a norm is the unit ball of its
+dual, and v − prox(v) with step 1 the projection onto it (Moreau).
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from proxmo.eager import is_eager_cpu
 from proxmo.kernels import Kernel
 from proxmo.penalties.axes import Groups, Step
 from proxmo.penalties.base import Dim, NonNegativeFloat
-from proxmo.penalties.elementwise import soft_threshold
+from proxmo.penalties.elementwise import slope_of_magnitude, soft_threshold
 from proxmo.penalties.kinds import SumOverGroups
-from proxmo.penalties.thresholds import LEAST, cap, is_moderate, level_in_metric, secular_root, widest
+from proxmo.penalties.thresholds import LEAST, cap, is_moderate, level_in_metric, project_simplex, secular_root, widest
 
 # Imported with numba, when a kernel is asked for.
 compiled = partial(import_module, "proxmo.penalties.compiled_rows")
@@ -113,6 +114,11 @@ class GroupL2(SumOverGroups):
         groups = Groups(x, self.dim)
         return shrink_groups(groups, groups.tensor, step * self.strength, out)
 
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        groups = Groups(x, self.dim)
+        norms = groups.onto_tensor(group_norms(groups, groups.elements))
+        return torch.where(norms == 0, v - self._prox(v, 1.0, None), self.strength * x / norms)
+
     def for_larger_groups(self, factor: float) -> Self:
         """Multiply the strength by √factor, as the ℓ2 norm of a repeated group is, by which groups vanish."""
         return replace(self, strength=_scaled(self.strength, math.sqrt(factor)))
@@ -169,6 +175,17 @@ class GroupLInf(SumOverGroups):
         level = level_in_metric(magnitudes / scale * inverse, 1.0, groups, inverse)
         return (level.relu_() * scale).to(groups.tensor.dtype)
 
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        groups = Groups(x, self.dim)
+        magnitudes, values = groups.elements.abs(), groups.onto_elements(v)
+        largest = groups.amax(magnitudes)
+        top = magnitudes == largest  # convex combinations of the slopes of the largest elements
+        uphill = torch.where(top, values * groups.elements.sign(), math.inf)
+        lowest = -groups.amax(-uphill)  # elements this far below the others get no share
+        shares = project_simplex(torch.where(top, uphill, lowest - self.strength), self.strength, groups)
+        slopes = torch.where(top, shares * groups.elements.sign(), 0.0)
+        return torch.where(groups.onto_tensor(largest) == 0, v - self._prox(v, 1.0, None), groups.onto_tensor(slopes))
+
     def for_larger_groups(self, factor: float) -> Self:
         """Multiply the strength by the factor, as the ℓ1 norm of a repeated group is, by which groups vanish."""
         return replace(self, strength=_scaled(self.strength, factor))
@@ -208,6 +225,12 @@ class SparseGroup(SumOverGroups):
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         groups = Groups(x, self.dim)
         return shrink_groups(groups, soft_threshold(groups.tensor, step * self.l1), step * self.group, out)
+
+    def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
+        groups = Groups(x, self.dim)
+        norms = groups.onto_tensor(group_norms(groups, groups.elements))
+        slopes = slope_of_magnitude(x, v, self.l1) + self.group * x / norms
+        return torch.where(norms == 0, v - self._prox(v, 1.0, None), slopes)
 
     def for_larger_groups(self, factor: float) -> Self:
         """Multiply ``group`` by √factor; ``l1`` is for single elements and stays."""

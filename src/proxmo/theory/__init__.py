@@ -10,6 +10,7 @@ Everything else follows from its constants: summed over K steps, the mean of Eâ€
 with computer algebra.
 """
 
+from proxmo.theory.inner import InnerSchedule, inner_steps
 from proxmo.theory.plans import (
     IncreasingSchedule,
     Initial,
@@ -19,7 +20,6 @@ from proxmo.theory.plans import (
     inexactness_budget,
     initial_batch,
     initial_potential,
-    inner_steps,
     plan,
     variance_guarantee,
 )
@@ -32,6 +32,7 @@ __all__ = [
     "HybridPlan",
     "IncreasingSchedule",
     "Initial",
+    "InnerSchedule",
     "Moments",
     "Plan",
     "Rates",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from proxmo import checks
-from proxmo.theory.regimes import REGIMES, regime_named
+from proxmo.theory.regimes import REGIMES, Regime, regime_named
 
 Initial = Literal["gradient", "zero", "penalty"]
 DEFAULT_HORIZON = 10_000
@@ -150,8 +150,7 @@ def guarantee(
     error = checks.nonnegative("inexactness", inexactness)
     if error and row.inexact_ratio is None:
         raise ValueError(f"inexactness must be 0 in regime {regime!r}, whose proof needs an exact prox; got {error!r}")
-    M = checks.more_than(0, "M", M)
-    return (start + row.noise(M, big_l, variance)) / row.decrease(M, big_l) + (row.inexact_ratio or 0.0) * error
+    return row.bound(checks.more_than(0, "M", M), big_l, variance, start, error)
 
 
 def variance_guarantee(
@@ -165,14 +164,18 @@ def variance_guarantee(
     >>> variance_guarantee(16.0, smoothness=1.0, noise_variance=16.0, phi0=10.0, horizon=160)
     6.0
     """
+    row = _with_variance_bound(regime)
+    M, big_l = checks.more_than(0, "M", M), checks.more_than(0, "smoothness", smoothness)
+    start = checks.nonnegative("phi0", phi0) / steps(horizon)
+    return row.variance_bound(M, big_l, checks.nonnegative("noise_variance", noise_variance), start)
+
+
+def _with_variance_bound(regime: str) -> Regime:
     row = regime_named(regime)
     if row.variance_descent is None:
         proved = [name for name, other in REGIMES.items() if other.variance_descent is not None]
         raise ValueError(f"regime must be one of {proved}, which bound the variance; got {regime!r}")
-    M, big_l = checks.more_than(0, "M", M), checks.more_than(0, "smoothness", smoothness)
-    start = checks.nonnegative("phi0", phi0) / steps(horizon)
-    rise = row.noise(M, big_l, checks.nonnegative("noise_variance", noise_variance))
-    return (start + rise) * row.scale(M, big_l) / row.variance_descent
+    return row
 
 
 def plan(
@@ -183,6 +186,7 @@ def plan(
     initial_gap: float,
     horizon: int | None = None,
     target: float | None = None,
+    target_variance: float | None = None,
     initial: Initial = "gradient",
     batch: int = 1,
     penalty: object | None = None,
@@ -192,15 +196,17 @@ def plan(
 
     At the best M the guarantee is at most A·√(L·Φ₀·σ²/K) + B·L·Φ₀/K. For a target ε the horizon is the smallest K for
     which that is ≤ ε, or ≤ ε/2 in inexact regimes, where the other half allows for prox errors S = ε/(2·ratio). For a
-    horizon the guarantee assumes an exact prox; in inexact regimes a mean error S adds ratio·S.
+    horizon the guarantee assumes an exact prox; in inexact regimes a mean error S adds ratio·S. The bound on the
+    momentum error E‖m − ∇f‖² has the same form (Theorem 2), and can be the target in place of that on E‖∇F‖².
 
     Args:
         regime: a name in `REGIMES`.
         smoothness: L > 0, of f.
         noise_variance: σ² ≥ 0, the total variance of a gradient sample.
         initial_gap: F₀ = F(x₀) − F* ≥ 0, or a bound on it.
-        horizon: K ≥ 1; 10 000 if neither this nor ``target`` is given.
+        horizon: K ≥ 1; 10 000 if neither this nor a target is given.
         target: ε > 0 for the mean of E‖∇F‖²; determines the horizon.
+        target_variance: ε > 0 for the mean of E‖m − ∇f‖²; determines the horizon, for the regimes that bound it.
         initial: how the average starts; see `initial_potential`, also for ``batch``, ``penalty`` and ``gradient_norm``.
 
     >>> found = plan(smoothness=1.0, noise_variance=25.0, initial_gap=10.0, target=0.1)
@@ -220,20 +226,19 @@ def plan(
         penalty=penalty,
         gradient_norm=gradient_norm,
     )
-    if horizon is not None and target is not None:
-        raise ValueError(f"give horizon or target, not both; got horizon={horizon!r} and target={target!r}")
+    given = {"horizon": horizon, "target": target, "target_variance": target_variance}
+    if len(chosen := {name: value for name, value in given.items() if value is not None}) > 1:
+        raise ValueError(f"give one of horizon, target and target_variance; got {chosen}")
     error = None
+    scale = math.sqrt(smoothness * phi0 * noise_variance), smoothness * phi0
     if target is not None:
         epsilon = checks.more_than(0, "target", target)
         if row.inexact_ratio is not None:
             epsilon, error = epsilon / 2, inexactness_budget(epsilon, regime)
-        slow = row.rate * math.sqrt(smoothness * phi0 * noise_variance)
-        fast = row.remainder * smoothness * phi0
-        root = (slow + math.sqrt(slow**2 + 4 * epsilon * fast)) / (2 * epsilon)
-        needed = root * root
-        if not math.isfinite(needed):
-            raise ValueError(f"target must be large enough for a finite horizon, got {target!r}")
-        horizon = max(math.ceil(needed * (1 - 1e-12)), 1)  # no extra step for a rounding error above an integer
+        horizon = _shortest("target", epsilon, row.rate * scale[0], row.remainder * scale[1])
+    if target_variance is not None:
+        epsilon, row = checks.more_than(0, "target_variance", target_variance), _with_variance_bound(regime)
+        horizon = _shortest("target_variance", epsilon, row.variance_rate * scale[0], row.variance_remainder * scale[1])
     if phi0 == 0 and noise_variance:
         raise ValueError("initial_gap must be > 0 where there is noise: with Φ₀ = 0 the best step size is 0; got 0")
     horizon = DEFAULT_HORIZON if horizon is None else steps(horizon)
@@ -256,6 +261,15 @@ def plan(
     )
 
 
+def _shortest(name: str, epsilon: float, slow: float, fast: float) -> int:
+    """Return the smallest K ≥ 1 with slow/√K + fast/K ≤ ε."""
+    root = (slow + math.sqrt(slow**2 + 4 * epsilon * fast)) / (2 * epsilon)
+    needed = root * root
+    if not math.isfinite(needed):
+        raise ValueError(f"{name} must be large enough for a finite horizon, got {epsilon!r}")
+    return max(math.ceil(needed * (1 - 1e-12)), 1)  # no extra step for a rounding error above an integer
+
+
 def inexactness_budget(target: float, regime: str = "convex_inexact") -> float:
     """Return S = ε/(2·ratio), the squared prox error per step that uses up half of the target ε.
 
@@ -267,23 +281,6 @@ def inexactness_budget(target: float, regime: str = "convex_inexact") -> float:
         allowed = [name for name, other in REGIMES.items() if other.inexact_ratio is not None]
         raise ValueError(f"regime must be one of {allowed}, which allow an inexact prox; got {regime!r}")
     return checks.more_than(0, "target", target) / (2 * row.inexact_ratio)
-
-
-def inner_steps(penalty_smoothness: float, M: float) -> int:
-    """Return T = ⌈κ·ln(1 + 4κ)⌉, κ = (L_ψ + M)/M: enough gradient steps on the subproblem of a convex smooth ψ.
-
-    After them the squared prox error is at most (M²/16)·‖x⁺ − x‖².
-
-    Args:
-        penalty_smoothness: L_ψ ≥ 0.
-        M: 1/lr > 0.
-
-    >>> inner_steps(penalty_smoothness=90.0, M=10.0)
-    38
-    """
-    M = checks.more_than(0, "M", M)
-    kappa = (checks.nonnegative("penalty_smoothness", penalty_smoothness) + M) / M
-    return math.ceil(kappa * math.log(1 + 4 * kappa))
 
 
 @dataclass(frozen=True)

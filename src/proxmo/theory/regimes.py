@@ -44,6 +44,18 @@ class Regime:
         """A in the rate A·√(L·Φ₀·σ²/K) + B·L·Φ₀/K."""
         return 2 * self.slope / self.descent
 
+    @property
+    def variance_rate(self) -> float:
+        """The same A for the mean of E‖m − ∇f‖²; only where that has a bound."""
+        assert self.variance_descent is not None
+        return (self.slope + self.alpha * self.gain**2 / self.slope) / self.variance_descent
+
+    @property
+    def variance_remainder(self) -> float:
+        """The same B for the mean of E‖m − ∇f‖²."""
+        assert self.variance_descent is not None
+        return self.scale(self.floor, 1.0) / self.variance_descent
+
     def gamma(self, M: float, smoothness: float) -> float:
         """Return γ for this M; raise if M is below the floor."""
         lowest = self.floor * smoothness
@@ -63,6 +75,19 @@ class Regime:
     def noise(self, M: float, smoothness: float, noise_variance: float) -> float:
         """Return (α/L)·γ²σ²: the noise raises Φ by this in a step."""
         return self.alpha / smoothness * self.gamma(M, smoothness) ** 2 * noise_variance
+
+    def bound(
+        self, M: float, smoothness: float, noise_variance: float, start: float, inexactness: float = 0.0
+    ) -> float:
+        """Return the bound on the mean of E‖∇F‖²; ``start`` is Φ₀/K."""
+        fall = start + self.noise(M, smoothness, noise_variance)
+        return fall / self.decrease(M, smoothness) + (self.inexact_ratio or 0.0) * inexactness
+
+    def variance_bound(self, M: float, smoothness: float, noise_variance: float, start: float) -> float:
+        """Return the bound on the mean of E‖m − ∇f‖², for the regimes that have one."""
+        assert self.variance_descent is not None
+        fall = start + self.noise(M, smoothness, noise_variance)
+        return fall * self.scale(M, smoothness) / self.variance_descent
 
     def best_M(self, smoothness: float, noise_variance: float, phi0: float, horizon: int) -> float:
         """Return the M of the guarantee, which balances the initial error, ∝ M/K, against the noise, ∝ 1/M."""

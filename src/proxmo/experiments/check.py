@@ -1,0 +1,39 @@
+"""A numerical check of one statement of the theory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Check:
+    """A statement that ``observed`` does not exceed ``bound``."""
+
+    statement: str
+    where: str
+    observed: float
+    bound: float
+
+    @property
+    def factor(self) -> float:
+        """The factor at which the check would fail: the bound divided by the observed value."""
+        return self.bound / self.observed if self.observed else math.inf
+
+    @property
+    def holds(self) -> bool:
+        """Whether the statement holds, up to rounding."""
+        return self.observed <= self.bound * (1 + 1e-9) + 1e-12
+
+
+def tightest(statement: str, where: str, pairs: Iterable[tuple[float, float]]) -> Check:
+    """Return the instance with the smallest factor out of many pairs (observed, bound)."""
+
+    def room(pair: tuple[float, float]) -> float:
+        observed, bound = pair
+        if not (math.isfinite(observed) and math.isfinite(bound)):
+            return -math.inf
+        return bound / observed if observed > 0 else math.copysign(math.inf, bound)
+
+    return Check(statement, where, *min(pairs, key=room))

@@ -1,0 +1,213 @@
+"""Training runs as jobs of a cluster: submitit hands them to Slurm, or to processes of this machine without one.
+
+Jobs write to the store, a folder that all machines share, as local runs do. The process that submits them only waits
+for their records, so it can be killed at any time: jobs go on, and a new process adopts those still in the queue.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import shutil
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxmo.experiments.experiment import Resources
+from proxmo.experiments.images import Images
+from proxmo.experiments.pool import Job, available_cores
+from proxmo.experiments.store import Store, StoreError
+from proxmo.experiments.training import Record, Trainer, has_fast_bfloat16, run_name, train
+
+ATTEMPTS = 2
+SECONDS_BETWEEN_CHECKS = 1.0
+PATIENCE = 600.0  # seconds without an answer from the queue
+MINUTES = 24 * 60  # the time limit of a job if none is given
+FOLDER = "cluster"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a job does: one training run, on the machine that Slurm chooses."""
+
+    job: Job
+    load: Callable[[], Images]
+    device: str
+    bfloat16: bool
+    """Whether all machines must compute in bfloat16, or none: a report must not mix the two."""
+    folder: Path
+
+    def __call__(self) -> None:
+        if self.device == "cpu":
+            torch.set_num_threads(1)  # as in the local pool, so that the results are the same
+        if has_fast_bfloat16(self.device) != self.bfloat16:
+            wanted = "with" if self.bfloat16 else "without"
+            raise StoreError(f"these runs need machines {wanted} bfloat16 in hardware, {platform.node()} differs")
+
+        def make() -> Trainer:
+            return self.job.trainer(self.job.setting, self.load(), self.device)
+
+        train(make, self.job.experiment, self.job.setting, Store(self.folder), lambda _: None)
+
+
+class Queue(ABC):
+    """Where jobs wait and run."""
+
+    room: float
+    """How many jobs may be in the queue at once."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+
+    @abstractmethod
+    def submit(self, tasks: Sequence[Task]) -> list[str]:
+        """Submit tasks, as one array where there are arrays, and return the ids of their jobs."""
+
+    @abstractmethod
+    def alive(self) -> set[str] | None:
+        """Return the ids of all jobs that wait or run; ``None`` if that is not known now."""
+
+    def join(self) -> None:  # noqa: B027  Slurm's jobs need nobody to wait for them
+        """Wait for processes that have written their records but not ended yet."""
+
+    def log(self, job: str) -> Path:
+        """Return the file with the output of a job."""
+        return self.folder / f"{job}_0_log.out"
+
+
+class Slurm(Queue):
+    """Slurm's queue. It is asked through squeue, which needs no accounting database."""
+
+    room = float("inf")
+
+    def __init__(self, folder: Path, resources: Resources) -> None:
+        from submitit import SlurmExecutor
+
+        super().__init__(folder)
+        self._executor = SlurmExecutor(folder)
+        defaults: Resources = {"job_name": "proxmo", "time": MINUTES, "cpus_per_task": 1}
+        try:
+            self._executor.update_parameters(**{**defaults, **resources}, stderr_to_stdout=True)
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"Slurm does not take these options: {error}") from error
+
+    def submit(self, tasks: Sequence[Task]) -> list[str]:
+        from submitit.core.utils import FailedJobError
+
+        try:
+            return [job.job_id for job in self._executor.map_array(Task.__call__, tasks)]
+        except FailedJobError as error:
+            raise StoreError(f"Slurm refused the jobs: {error}") from error
+
+    def alive(self) -> set[str] | None:
+        command = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return set(done.stdout.split()) if done.returncode == 0 else None
+
+
+class Processes(Queue):
+    """Processes of this machine, one per core."""
+
+    def __init__(self, folder: Path) -> None:
+        from submitit import LocalExecutor
+
+        super().__init__(folder)
+        self.room = available_cores()
+        self._executor = LocalExecutor(folder)
+        self._executor.update_parameters(timeout_min=60 * MINUTES, stderr_to_stdout=True)
+        self._jobs: dict[str, Any] = {}
+
+    def submit(self, tasks: Sequence[Task]) -> list[str]:
+        jobs = [self._executor.submit(task) for task in tasks]
+        self._jobs |= {job.job_id: job for job in jobs}
+        return [job.job_id for job in jobs]
+
+    def alive(self) -> set[str]:
+        return {name for name, job in self._jobs.items() if not job.done()}
+
+    def join(self) -> None:
+        while self.alive():
+            time.sleep(0.05)
+
+
+def open_queue(store: Store, resources: Resources) -> Queue:
+    """Return Slurm's queue, or processes of this machine if it has no Slurm."""
+    folder = store.folder / FOLDER
+    if shutil.which("sbatch") is not None:
+        return Slurm(folder, resources)
+    if resources:
+        raise StoreError(f"there is no Slurm on this machine that could take {', '.join(resources)}")
+    return Processes(folder)
+
+
+def run_on_cluster(
+    jobs: list[Job],
+    load: Callable[[], Images],
+    device: str,
+    store: Store,
+    advance: Callable[[int], None],
+    *,
+    resources: Resources,
+    bfloat16: bool,
+) -> list[Record]:
+    """Return the records of all jobs, in order, submitting those that are not finished.
+
+    A job that ends without a record is submitted once more, from its last checkpoint; if that fails as well, the others
+    go on, and then an error names it.
+
+    Args:
+        jobs, load, device, store, advance: as for `run_jobs`; ``load`` and the device are used where a job runs.
+        resources: options of the Slurm jobs.
+        bfloat16: see `Task`.
+    """
+    waiting = {run_name(job.experiment, job.setting): job for job in jobs}
+    queue = open_queue(store, resources)
+    submitted, attempts = _read(queue.folder), Counter[str]()
+    failed: list[str] = []
+    silent_since = time.monotonic()
+    while waiting:
+        alive = queue.alive()  # before records are looked for: a job that ends in between is not taken for lost
+        for name in [name for name in waiting if store.record(name) is not None]:
+            advance(waiting.pop(name).setting.epochs)
+        if alive is None and time.monotonic() - silent_since > PATIENCE:
+            raise StoreError(
+                f"Slurm has not answered for {PATIENCE / 60:g} minutes; its jobs go on: continue with --resume"
+            )
+        if alive is not None:
+            silent_since = time.monotonic()
+            lost = [name for name in waiting if submitted.get(name) not in alive and not store.is_claimed(name)]
+            given_up = [name for name in lost if attempts[name] == ATTEMPTS]
+            failed += given_up
+            for name in given_up:
+                del waiting[name]
+            again = [name for name in lost if name in waiting][: int(min(queue.room - len(alive), len(lost)))]
+            if again:
+                tasks = [Task(waiting[name], load, device, bfloat16, store.folder) for name in again]
+                submitted |= dict(zip(again, queue.submit(tasks), strict=True))
+                attempts.update(again)
+                store.write(f"{FOLDER}/jobs.json", json.dumps(submitted))
+        if waiting:
+            time.sleep(SECONDS_BETWEEN_CHECKS)
+    queue.join()
+    if failed:
+        logs = "; ".join(f"{name} (see {queue.log(submitted[name])})" for name in failed)
+        raise StoreError(f"{len(failed)} of {len(jobs)} jobs failed {ATTEMPTS} times: {logs}; continue with --resume")
+    return [store.record(run_name(job.experiment, job.setting), Record.from_json) for job in jobs]  # type: ignore[misc]
+
+
+def _read(folder: Path) -> dict[str, str]:
+    """Return the id of the last job of each run, as an earlier process wrote them down."""
+    try:
+        found: dict[str, str] = json.loads((folder / "jobs.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found

@@ -1,0 +1,120 @@
+"""One step of the method at its worst: instances on a line that nearly attain the inequalities of the theory.
+
+With L = 1 and M = τ a step is given by e = m − ∇f(x), d = ∇f(x⁺) − ∇f(x), r = x⁺ − x and w = ∇Ω(x⁺), the error of an
+inexact prox. All numbers e, and all d with |d| ≤ |r|, belong to a real problem: f' rises with slope 1 and then falls
+with slope −1 on the way from x to x⁺ (a quadratic if |d| = |r|), which makes f(x⁺) as large as smoothness allows,
+
+    f(x⁺) = f(x) + f'(x)·r + d·r/2 + r²/4 − d²/4.
+
+ψ is linear in the convex regimes, ψ(x⁺) = ψ(x) + (w − m − τr)·r; in the others it makes the subproblem as large at x⁺
+as at x, ψ(x⁺) = ψ(x) − m·r − τr²/2. The momentum error of the next step is E(m⁺ − ∇f(x⁺))² = (1−γ)²(e − d)² + γ²σ².
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxmo.experiments.check import Check
+from proxmo.theory import Regime
+
+TIMES_FLOOR = (1.0, 1.2, 2.0, 10.0, 100.0)  # τ relative to its smallest value
+LINE = "line"
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Many steps at once; all arrays broadcast."""
+
+    tau: float
+    e: Numbers
+    d: Numbers
+    r: Numbers
+    w: Numbers
+
+    @property
+    def gradient(self) -> Numbers:
+        """F'(x⁺)²."""
+        return np.square(self.d - self.e - self.tau * self.r + self.w)
+
+    def rise(self, *, convex: bool) -> Numbers:
+        """F(x⁺) − F(x)."""
+        curved = self.d * self.r / 2 + np.square(self.r) / 4 - np.square(self.d) / 4 - self.e * self.r
+        if convex:
+            return curved + self.w * self.r - self.tau * np.square(self.r)
+        return curved - self.tau / 2 * np.square(self.r) + 0 * self.w
+
+    def fall_of_potential(self, row: Regime) -> Numbers:
+        """Φ − Φ⁺ without noise."""
+        kept = (1 - row.gamma(self.tau, 1.0)) ** 2
+        errors = kept * np.square(self.e - self.d) - np.square(self.e)
+        return -(self.rise(convex=row.name.startswith("convex")) + row.alpha * errors)
+
+
+def steps_at(tau: float, squared_error: float | None = None) -> Steps:
+    """Return a grid of steps: all ratios of e, d and r, and an inexact prox with ‖w‖² = (τ²/16)r² + S if S is given."""
+    d = np.linspace(-1, 1, 9)[:, None, None]
+    if not squared_error:
+        r, e = np.ones((1, 1, 1, 1)), tau * np.linspace(-2, 2, 401)
+    else:  # the ratios of r and e to √S matter
+        lengths = np.array([0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5]) * 4 * math.sqrt(squared_error) / tau
+        r, e = lengths[:, None, None, None], 4 * math.sqrt(squared_error) * np.linspace(-2, 2, 101)
+    w = np.zeros(1) if squared_error is None else np.array([-1, 1]) * np.sqrt(tau**2 / 16 * r**2 + squared_error)
+    return Steps(tau, e[:, None], d * r, r, w)
+
+
+def _least_factor(statement: str, observed: Numbers, bound: Numbers) -> Check:
+    """Return the instance with the smallest ratio of bound to observed value."""
+    observed, bound = np.broadcast_arrays(observed, bound)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(observed > 0, bound / observed, np.where(bound >= -1e-12, np.inf, -np.inf))
+    worst = np.unravel_index(np.argmin(ratio), ratio.shape)
+    return Check(statement, LINE, float(observed[worst]), float(bound[worst]))
+
+
+def descent(row: Regime) -> list[Check]:
+    """Check the descent of Φ at the worst steps, for several M.
+
+    c·G ≤ Φ − Φ⁺, with an inexact prox + ratio·c·S, and the same with the momentum error in place of part of G.
+    """
+    found: dict[str, list[Check]] = {}
+    taus = [row.floor * times for times in TIMES_FLOOR]
+    for tau in taus:
+        c = row.decrease(tau, 1.0)
+        steps = steps_at(tau, None if row.inexact_ratio is None else 0.0)
+        statement = f"{row.name}: descent of Φ"
+        found.setdefault(statement, []).append(
+            _least_factor(statement, c * steps.gradient, steps.fall_of_potential(row))
+        )
+        if row.variance_descent is not None:
+            statement = f"{row.name}: descent in E‖m−∇f‖²"
+            beside = {"paper": 0.0, "paper_refined": 1.0, "convex": 0.5}[row.name] * c  # what is left for G
+            falls = row.variance_descent / row.scale(tau, 1.0) * np.square(steps.e) + beside * steps.gradient
+            found.setdefault(statement, []).append(_least_factor(statement, falls, steps.fall_of_potential(row)))
+        if row.inexact_ratio is not None:
+            statement = f"{row.name}: descent with S=1"
+            steps = steps_at(tau, 1.0)
+            allowed = steps.fall_of_potential(row) + row.inexact_ratio * c
+            found.setdefault(statement, []).append(_least_factor(statement, c * steps.gradient, allowed))
+    return [min(checks, key=lambda one: one.factor) for checks in found.values()]
+
+
+def lemmas() -> list[Check]:
+    """Check the three inequalities of the paper's proof where they are tightest: near M = 4L, or for all M."""
+    found: dict[str, list[Check]] = {}
+    for tau in (4.0, 10.0, 100.0):
+        steps, n = steps_at(tau), tau - 1
+        for gamma in (0.1, 0.5, 0.9):
+            mean = (1 - gamma) ** 2 * np.square(steps.e - steps.d)
+            bound = (1 - gamma) * np.square(steps.e) + np.square(steps.r) / gamma
+            found.setdefault("lemma on the momentum error", []).append(_least_factor("", mean, bound))
+        left = steps.rise(convex=False) + n / 4 * np.square(steps.r)
+        found.setdefault("lemma on the objective", []).append(_least_factor("", left, np.square(steps.e) / n))
+        right = 3 * (tau**2 + 1) * np.square(steps.r) + 3 * np.square(steps.e)
+        found.setdefault("lemma on the gradient", []).append(_least_factor("", steps.gradient, right))
+    closest = {statement: min(checks, key=lambda one: one.factor) for statement, checks in found.items()}
+    return [Check(statement, LINE, one.observed, one.bound) for statement, one in closest.items()]

@@ -1,0 +1,161 @@
+"""Runs as jobs of a cluster: processes of this machine, and a real Slurm where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.cluster_jobs import JOBS, Failing, KilledOnce, has_slurm, submit
+from experiments.few_images import few_images
+from proxmo.experiments import cluster
+from proxmo.experiments.pool import Job
+from proxmo.experiments.regularized import RegularizedTrainer
+from proxmo.experiments.store import Store, StoreError, open_store
+from proxmo.experiments.training import run_name, train
+
+TESTS = Path(__file__).parent.parent
+
+
+slurm = pytest.mark.skipif(not has_slurm(), reason="no Slurm on this machine")
+
+
+@pytest.fixture(autouse=True)
+def importable_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs import the modules of the tests, and check more often than on a real cluster."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setattr(cluster, "SECONDS_BETWEEN_CHECKS", 0.2)
+
+
+@pytest.fixture
+def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The epochs of the jobs, trained one after another in this process."""
+    folder = tmp_path_factory.mktemp("alone")
+    with open_store(folder) as store:
+        store.begin({"trial": {"seeds": 1}}, resume=False)
+        for job in JOBS:
+            make = partial(RegularizedTrainer, job.setting, few_images(), "cpu")
+            train(make, "trial", job.setting, store, lambda _: None)
+    return epochs(folder)
+
+
+def epochs(folder: Path) -> dict[str, Any]:
+    files = (folder / "runs").glob("trial-batch*.json")
+    return {file.name: json.loads(file.read_text())["epochs"] for file in files}
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 120
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_failed_jobs_are_submitted_once_more_and_then_named(tmp_path: Path, expected: dict[str, Any]) -> None:
+    """One job is killed in its second epoch and goes on from its checkpoint; another one always fails."""
+    failing, killed = Job("trial", JOBS[0].setting, Failing), Job("trial", JOBS[1].setting, KilledOnce)
+    with pytest.raises(StoreError, match=r"1 of 2 jobs failed 2 times: trial-batch32-.*seed0.* \(see (.*)\)") as error:
+        submit(tmp_path, [failing, killed])
+    log = Path(str(error.value).split("(see ")[1].split(")")[0])
+    assert "on purpose" in log.read_text()
+    name = f"{run_name('trial', killed.setting)}.json"
+    assert epochs(tmp_path) == {name: expected[name]}
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_options_of_slurm_need_slurm(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no Slurm on this machine that could take partition"):
+        cluster.open_queue(Store(tmp_path), {"partition": "main"})
+
+
+def test_silent_queue_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(cluster.Processes):
+        def alive(self) -> None:  # type: ignore[override]
+            return None
+
+    monkeypatch.setattr(cluster, "open_queue", lambda store, _: Silent(store.folder / cluster.FOLDER))
+    monkeypatch.setattr(cluster, "PATIENCE", 0.1)
+    with pytest.raises(StoreError, match=r"Slurm has not answered for .* minutes; its jobs go on"):
+        submit(tmp_path)
+
+
+def test_machines_that_compute_otherwise_are_refused(tmp_path: Path) -> None:
+    for bfloat16, word in ((True, "with"), (False, "without")):
+        task = cluster.Task(JOBS[0], few_images, "cpu", bfloat16, tmp_path)
+        if cluster.has_fast_bfloat16("cpu") != bfloat16:
+            with pytest.raises(StoreError, match=f"these runs need machines {word} bfloat16 in hardware"):
+                task()
+
+
+def test_claims_keep_processes_apart(tmp_path: Path) -> None:
+    """A run that another process is training is neither trained twice, nor are its partial files deleted."""
+    with open_store(tmp_path) as store:
+        store.begin({"trial": {"seeds": 1}}, resume=False)
+        store.save("trial-a", {})
+        with store.claimed("trial-a"):
+            assert store.is_claimed("trial-a")
+            for name in (".trial-a-x1y2.pt", ".trial-b-x1y2.pt"):
+                (tmp_path / "runs" / name).write_bytes(b"half")
+            store.begin({"trial": {"seeds": 1}}, resume=True)
+            assert (tmp_path / "runs" / ".trial-a-x1y2.pt").exists()
+            assert not (tmp_path / "runs" / ".trial-b-x1y2.pt").exists()
+        assert not store.is_claimed("trial-a")
+        assert not store.is_claimed("trial-never")
+
+
+def processes_of_jobs(folder: Path) -> list[int]:
+    """Return the processes that Slurm runs for jobs of a folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            words = (process / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if "submitit.core._submit" in words and str(folder / cluster.FOLDER) in words and "srun" not in words[0]:
+            found.append(int(process.name))
+    return found
+
+
+@slurm
+def test_slurm_jobs_that_are_killed_go_on(tmp_path: Path, expected: dict[str, Any]) -> None:
+    """kill -9 of a running job, then of the submitting process; the next one adopts the jobs."""
+    command = [sys.executable, str(TESTS / "experiments" / "cluster_jobs.py"), str(tmp_path)]
+    submitting = subprocess.Popen(command)
+    wait_for(lambda: list((tmp_path / "runs").glob("*.pt")))
+    os.kill(wait_for(lambda: processes_of_jobs(tmp_path))[0], signal.SIGKILL)
+    jobs = tmp_path / cluster.FOLDER / "jobs.json"
+    before = json.loads(jobs.read_text())
+    wait_for(lambda: json.loads(jobs.read_text()) != before)  # the killed one was submitted again
+    submitting.kill()
+    submitting.wait()
+    assert subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, check=True).stdout.strip()
+    before = json.loads(jobs.read_text())
+    submit(tmp_path)
+    assert json.loads(jobs.read_text()) == before  # nothing was submitted twice
+    assert epochs(tmp_path) == expected
+
+
+@slurm
+def test_options_that_slurm_does_not_take_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"Slurm does not take these options: .*colour"):
+        cluster.open_queue(Store(tmp_path), {"colour": "red"})
+    queue = cluster.open_queue(Store(tmp_path), {"partition": "none", "time": 5})
+    with pytest.raises(StoreError, match=r"Slurm refused the jobs: .*partition"):
+        queue.submit([cluster.Task(JOBS[0], few_images, "cpu", False, tmp_path)])
