@@ -32,10 +32,10 @@ from benchmarks.timing import by_turns, threads
 from proxmo import CompactionReport, GroupL2, compact, unit_groups
 from proxmo.experiments.threads import one_thread
 
-STEPS = 1500
+STEPS = 800
 KEEP = (0.5, 0.25, 0.1)
 MIDDLE = 0.25
-LRS = (1e-3, 3e-3, 1e-2)
+LRS = (3e-3, 1e-2, 3e-2)
 CHOICE_SEED = 100  # lr is chosen with it
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
 LOOKS: Looks = {

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from proxmo.compaction.calls import operator_name
-from proxmo.compaction.labels import Facts, Labels, Operation, Values, without_units
+from proxmo.compaction.labels import Facts, Labels, Operand, Operation, Values, without_units
 from proxmo.compaction.movement_rules import permuted, reshaped
 from proxmo.compaction.splits import Splits
 
@@ -39,9 +39,15 @@ class Entry:
     tensor: Tensor = field(repr=False)  # kept alive, so that no other tensor gets its id
     facts: Facts
     source: int
-    """The operation that it comes from."""
+    """The operation that it comes from, or -1."""
+    name: str | None = None
+    """What it is called, if it is a parameter, buffer or input."""
     view: View | None = None
     version: int = 0
+
+    def as_operand(self) -> Operand:
+        leaf = None if self.source >= 0 else self.name or self.tensor
+        return Operand(self.facts.labels, self.source, leaf)
 
     def refresh(self) -> Entry:
         """Take over what was written to the memory through other views."""

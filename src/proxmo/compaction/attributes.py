@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from proxmo.compaction.analysis import Analysis
-from proxmo.compaction.cutting import Removal
+from proxmo.compaction.cutting import Removal, removed_atoms
 from proxmo.compaction.example_inputs import ModelInputs, output_tensors
 from proxmo.compaction.labels import WILD, Facts, Labels
 from proxmo.compaction.norms import precision_of_norms, rescale_norms
@@ -67,10 +67,7 @@ class AttributeSearch:
     """The attributes that were set, with their old and new values."""
 
     def __post_init__(self) -> None:
-        self._removed = np.zeros(len(self.analysis.root), dtype=bool)
-        for removal in self.removals:
-            self._removed[removal.atoms] = True
-        self._removed = self._removed[self.analysis.root]
+        self._removed = removed_atoms(self.analysis, self.removals)
         self.precision = precision_of_norms(self.analysis, self._removed)
         self.changes |= rescale_norms(self.small, self.analysis, self._removed)
         self._sizes: dict[str, dict[int, int]] = {}
@@ -201,7 +198,7 @@ class AttributeSearch:
     def _find_sizes(self) -> None:
         """Find for each module the sizes of axes in its operations that change, and those that stay."""
         for operation in self.analysis.traces[0].operations:
-            for labels in operation.results:
+            for labels in [labels for result in operation.results for labels in result if (labels >= 0).any()]:
                 gone = int(self._is_removed(labels).sum())
                 if gone:
                     self._sizes.setdefault(operation.module, {}).setdefault(len(labels), len(labels) - gone)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -72,14 +72,25 @@ def atoms_in(labels: Labels) -> Labels:
     return labels[labels >= 0]
 
 
+class Operand(NamedTuple):
+    """A tensor that an operation takes."""
+
+    labels: tuple[Labels, ...]
+    source: int
+    """The operation that it comes from, or -1."""
+    leaf: str | Tensor | None
+    """If it comes from none: the name of a parameter, buffer or input, or the tensor itself."""
+
+
 @dataclass
 class Operation:
     """What one operation says about atoms."""
 
     name: str
     module: str
-    sources: list[int]
-    """The operations that its operands come from."""
+    operands: list[Operand]
+    arguments: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Its arguments that are not tensors."""
     joins: list[tuple[Labels, Labels]] = field(default_factory=list)
     blocks: list[tuple[Labels, str]] = field(default_factory=list)
     """Atoms that cannot be removed, with the reason."""
@@ -93,8 +104,8 @@ class Operation:
     """Atoms of parameters that units are made by: rows of weights, biases, scales."""
     weights: list[Labels] = field(default_factory=list)
     """Atoms of parameters that read units: columns of weights."""
-    results: list[Labels] = field(default_factory=list)
-    """The labels of all axes of the results that have atoms."""
+    results: list[tuple[Labels, ...]] = field(default_factory=list)
+    """The labels of all axes of all results."""
     decides: bool = False
     """Whether its result decides what Python does next."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from proxmo.compaction.calls import Call
 from proxmo.compaction.labels import FIXED, WILD, Facts, Labels, Operation, Values, atoms_in, same_everywhere
-from proxmo.compaction.splits import Splits
+from proxmo.compaction.splits import Site, Splits
 
 
 def reshaped(facts: Facts, shape: Sequence[int], operation: Operation, splits: Splits) -> Facts:
@@ -76,11 +76,13 @@ def _regrouped(
     wide = [axis for axis, size in enumerate(shape) if size > 1]
     labels: list[Labels] = [same_everywhere(1, WILD) for _ in shape]
     constants: list[Values | None] = [None] * len(shape)
+    # counted even if one axis has the size 1, so that a model with a single head has the same sites
+    site = splits.next_site(operation.module) if len(shape) > 1 and (flat >= 0).any() else None
     if len(wide) == 1:
         labels[wide[0]], constants[wide[0]] = flat, values
     elif wide:
         sizes = tuple(shape[axis] for axis in wide)
-        parts = _split(flat.reshape(sizes), values.reshape(sizes), operation, splits)
+        parts = _split(flat.reshape(sizes), values.reshape(sizes), site, operation, splits)
         for axis, (some_labels, some_values) in zip(wide, parts, strict=True):
             labels[axis], constants[axis] = some_labels, some_values
     return labels, constants, values
@@ -106,15 +108,16 @@ def _flattened(axes: list[tuple[Labels, Values]], operation: Operation, splits: 
     return flat, values
 
 
-def _split(labels: Labels, values: Values, operation: Operation, splits: Splits) -> list[tuple[Labels, Values | None]]:
+def _split(
+    labels: Labels, values: Values, site: Site | None, operation: Operation, splits: Splits
+) -> list[tuple[Labels, Values | None]]:
     """Return labels and constants of each axis, given those of all elements."""
     constants = [_along(values, axis) for axis in range(values.ndim)]
     new = [same_everywhere(size, FIXED) for size in labels.shape]
-    if (labels < 0).all():
+    if site is None:
         if (labels == WILD).all():
             new = [same_everywhere(size, WILD) for size in labels.shape]
         return list(zip(new, constants, strict=True))
-    site = splits.next_site(operation.module)
     others = [tuple(other for other in range(labels.ndim) if other != axis) for axis in range(labels.ndim)]
     exact = [axis for axis in range(labels.ndim) if (labels.max(others[axis]) == labels.min(others[axis])).all()]
     if exact:

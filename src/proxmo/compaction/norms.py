@@ -48,6 +48,11 @@ def rescale_norms(small: nn.Module, analysis: Analysis, removed: Labels) -> dict
     return changes
 
 
+def rescaled_norms(analysis: Analysis, removed: Labels) -> set[str]:
+    """Return the modules that are rescaled."""
+    return {name for name, _, _ in _ratios(analysis, removed)}
+
+
 def precision_of_norms(analysis: Analysis, removed: Labels) -> torch.dtype | None:
     """Return the coarsest precision of norms that are rescaled, which may be below that of the model."""
     dtypes = [dtype for _, _, dtype in _ratios(analysis, removed)]

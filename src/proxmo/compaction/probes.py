@@ -16,8 +16,6 @@ from proxmo.compaction.outputs import are_close
 
 _MOST = 3
 """The largest number of other inputs that a model is followed on."""
-_NOISY = 4
-"""How often each of them is compared with noise: what a branch of ReLU hides in one sample shows in another."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Probes:
         if not are_close(example.output_tensors(model), outputs):
             raise CompactionError("the model is not deterministic in evaluation mode")
         others = tuple(other_sizes(model, example))
-        noisy = [inputs.with_noise(seed) for seed in range(_NOISY) for inputs in (example, *others)]
+        noisy = [inputs.with_noise() for inputs in (example, *others)]
         compared = (example, *others, *(inputs for inputs in noisy if _runs(model, inputs)))
         return cls(example, others, compared, runs_in_training(model, example))
 

@@ -68,7 +68,7 @@ class Trace:
         for k in range(len(self.operations) - 1, -1, -1):
             live[k] |= self.operations[k].decides
             if live[k]:
-                live[[source for source in self.operations[k].sources if source >= 0]] = True
+                live[[operand.source for operand in self.operations[k].operands if operand.source >= 0]] = True
         return live
 
     def live_operations(self) -> list[Operation]:
@@ -104,15 +104,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[tuple[str, nn.Module]] = []
         for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
             known = constants.get(name, (None,) * tensor.dim())
-            entry = Entry(tensor, Facts(atoms.labels(name), known, False), -1)
+            entry = Entry(tensor, Facts(atoms.labels(name), known, False), -1, name)
             self._entries[id(tensor)] = entry
             self._names[id(tensor)] = name
             self._by_memory[tensor.data_ptr(), tensor.shape] = entry
 
     def run(self, inputs: ModelInputs) -> Trace:
         """Call the model and return what was recorded."""
-        for tensor in tensors_in([inputs.args, inputs.kwargs]):
-            self._entries[id(tensor)] = Entry(tensor, without_units(tensor.shape, varies=True), -1)
+        for number, tensor in enumerate(tensors_in([inputs.args, inputs.kwargs])):
+            facts = without_units(tensor.shape, varies=True)
+            self._entries[id(tensor)] = Entry(tensor, facts, -1, f"input {number}")
         with torch.no_grad(), self._hooks():
             try:
                 with self:
@@ -122,7 +123,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             end = Operation("output", "", [])
             for tensor in output_tensors(outputs):
                 entry = self._entry(tensor)
-                end.sources.append(entry.source)
+                end.operands.append(entry.as_operand())
                 for labels in entry.facts.labels:
                     end.block(labels, _OUTPUT)
             self.trace.operations.append(end)
@@ -156,7 +157,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record(self, func: Any, rule: Any, arguments: dict[str, Any], out: Any, operands: list[Entry]) -> None:
         name = operator_name(func)
         module_name, module = self._stack[-1] if self._stack else ("", self._model)
-        operation = Operation(name.strip("_"), module_name, [entry.source for entry in operands])
+        operation = Operation(name.strip("_"), module_name, [entry.as_operand() for entry in operands])
+        operation.arguments = {key: value for key, value in arguments.items() if not tensors_in(value)}
         index = len(self.trace.operations)
         self.trace.operations.append(operation)
         operation.decides = name in _DECIDING and any(entry.facts.varies for entry in operands)
@@ -164,7 +166,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = Call(func, arguments, results, operation, self._facts, self._splits, module)
         facts = self._apply(rule, call)
         self._record_made(operation, operands, facts)
-        operation.results = [labels for some in facts for labels in some.labels if (labels >= 0).any()]
+        operation.results = [some.labels for some in facts]
         written = _written_tensors(func, arguments)
         shows = None if written else _shown_tensor(func, arguments, operands)
         starts = _starts(results, arguments) if shows is not None else []
@@ -220,7 +222,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             entry = self._by_memory.get((tensor.data_ptr(), tensor.shape))  # such as parameter.data
             if entry is None or tensor.numel() == 0:
                 entry = Entry(tensor, without_units(tensor.shape, varies=True), -1)
-            self._entries[id(tensor)] = Entry(tensor, entry.facts, entry.source)
+            self._entries[id(tensor)] = Entry(tensor, entry.facts, entry.source, entry.name)
             return self._entries[id(tensor)]
         if id(tensor) in self._names:
             self.trace.used.add(self._names[id(tensor)])

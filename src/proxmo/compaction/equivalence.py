@@ -1,0 +1,189 @@
+"""Prove that a smaller model does the same as the one it was cut from: follow both, and compare operation by operation.
+
+The labels of the smaller model start as those of the larger one without the removed units, so that an axis of any
+tensor must have the labels that the larger one has there, without the removed. If every operation takes the same
+operands with the same labels, then by induction every tensor is what it was, without the removed units. The numbers in
+the inputs play no part in that: an example of zeros, or of a single token, proves as much as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from proxmo.compaction.analysis import Analysis
+from proxmo.compaction.attention import PrunedMultiheadAttention
+from proxmo.compaction.cutting import Removal, removed_atoms
+from proxmo.compaction.errors import CompactionError
+from proxmo.compaction.example_inputs import ModelInputs
+from proxmo.compaction.labels import WILD, Labels, Operand, Operation, same_everywhere
+from proxmo.compaction.norms import rescaled_norms
+from proxmo.compaction.splits import Splits
+from proxmo.compaction.tracer import Trace, Tracer
+
+_LAYOUT = frozenset(
+    {
+        *("view", "unsafe_view", "reshape", "reshape_alias", "unsqueeze", "squeeze", "expand", "transpose", "t"),
+        *("permute", "swapaxes", "alias", "clone", "detach", "lift_fresh", "lift", "contiguous"),
+    }
+)
+"""Operations that show the same elements in another layout. Torch leaves some out where an axis has the size 1."""
+_POSITIONS = frozenset({"slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "narrow"})
+"""Operations whose numbers are positions: where units were removed, the labels of the result tell what they take."""
+_SIZES = {
+    "convolution": {"groups"},
+    "native_group_norm": {"N", "C", "HxW", "group"},
+    "native_layer_norm": {"normalized_shape"},
+    **dict.fromkeys(("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"), {"size"}),
+    **dict.fromkeys(("empty_strided", "new_empty_strided"), {"size", "stride"}),
+}
+"""Arguments that follow from the sizes of tensors."""
+
+
+class _SmallAtoms:
+    """The atoms of the larger model that are left in the smaller one."""
+
+    def __init__(self, analysis: Analysis, small: nn.Module, removed: npt.NDArray[np.bool_]) -> None:
+        self._labels: dict[str, tuple[Labels, ...]] = {}
+        for name, tensor in (*small.named_parameters(), *small.named_buffers()):
+            if name in analysis.atoms.tensors:
+                kept = tuple(labels[~removed[labels]] for labels in analysis.atoms.labels(name))
+                if tuple(map(len, kept)) == tuple(tensor.shape):
+                    self._labels[name] = kept
+                    continue
+            self._labels[name] = tuple(same_everywhere(size, WILD) for size in tensor.shape)
+
+    def labels(self, name: str) -> tuple[Labels, ...]:
+        return self._labels[name]
+
+
+class _SizesFollow(Splits):
+    """Splits as in the larger model; new tensors have the size that others need."""
+
+    def new_atoms(self, size: int) -> Labels:
+        return same_everywhere(size, WILD)
+
+
+class Equivalence:
+    """Compares a smaller model with the one it was cut from.
+
+    Args:
+        analysis: what is known of the larger model.
+        removals: what was cut.
+    """
+
+    def __init__(self, analysis: Analysis, removals: list[Removal]) -> None:
+        self.analysis = analysis
+        self.removed = removed_atoms(analysis, removals)
+        self.rescaled = rescaled_norms(analysis, self.removed)
+
+    def why_different(self, small: nn.Module, probes: Sequence[ModelInputs]) -> str | None:
+        """Return where the smaller model does something else, or ``None`` if it is proven to do the same."""
+        replaced = [name for name, m in small.named_modules() if isinstance(m, PrunedMultiheadAttention)]
+        atoms = _SmallAtoms(self.analysis, small, self.removed)
+        for probe, before in zip(probes, self.analysis.traces, strict=True):
+            splits = _SizesFollow(self.analysis.atoms.size, len(self.removed), self.analysis.choices)
+            try:
+                after = Tracer(small, atoms, splits, {}).run(probe)
+            except CompactionError as error:
+                return str(error)
+            problem = self._first_difference(_Steps(before, replaced), _Steps(after, replaced))
+            if problem is not None:
+                return problem
+        return None
+
+    def _first_difference(self, before: _Steps, after: _Steps) -> str | None:
+        for old, new in zip(before.operations, after.operations, strict=False):
+            where = f"in {old.module!r} " if old.module else ""
+            if old.name != new.name or len(old.operands) != len(new.operands):
+                return f"{where}the pruned model computes {new.name} in place of {old.name}"
+            for a, b in zip(old.operands, new.operands, strict=True):
+                if not _same_origin(before.origin(a), after.origin(b)):
+                    return f"{where}{old.name} of the pruned model takes another tensor"
+                if not self._match(a.labels, b.labels):
+                    return f"{where}{old.name} of the pruned model takes other channels"
+            if not self._same_arguments(old, new):
+                return f"{where}{old.name} of the pruned model takes other numbers"
+        if len(before.operations) != len(after.operations):
+            return "the pruned model computes something else"
+        return None
+
+    def _match(self, before: tuple[Labels, ...], after: tuple[Labels, ...]) -> bool:
+        """Return whether the axes of a tensor are those of another without the removed units."""
+        old, new = [labels[~self._is_removed(labels)] for labels in before], list(after)
+        if len(old) != len(new):  # torch leaves out some axes of size 1
+            old, new = ([labels for labels in axes if len(labels) != 1] for axes in (old, new))
+        return len(old) == len(new) and all(map(self._same_labels, old, new))
+
+    def _same_labels(self, old: Labels, new: Labels) -> bool:
+        if (old == WILD).all():  # expanded to whatever size is needed
+            return True
+        if len(old) != len(new):
+            return False
+        if (old == old[:1]).all():  # a single unit, whose axis may be merged with another or not
+            return True
+        free = (old == WILD) | (new == WILD) | (old >= self.analysis.atoms.size)
+        return bool((free | (old == new)).all())
+
+    def _is_removed(self, labels: Labels) -> npt.NDArray[np.bool_]:
+        return (labels >= 0) & self.removed[np.maximum(labels, 0)]
+
+    def _same_arguments(self, old: Operation, new: Operation) -> bool:
+        if old.arguments.keys() != new.arguments.keys():
+            return False
+        if old.name in _POSITIONS:
+            dim = old.arguments["dim"]
+            return bool(dim == new.arguments["dim"]) and (
+                any(self._is_removed(old.operands[0].labels[dim]))
+                or [r[dim].shape for r in old.results] == [r[dim].shape for r in new.results]
+                and old.arguments.get("start") == new.arguments.get("start")
+            )
+        if old.module in self.rescaled:
+            return True
+        sizes = _SIZES.get(old.name, set())
+        return all(value == new.arguments[key] for key, value in old.arguments.items() if key not in sizes)
+
+
+class _Steps:
+    """The operations of a trace that compute something.
+
+    Args:
+        trace: the trace.
+        replaced: attention layers that are replaced by others, and so are not looked into.
+    """
+
+    def __init__(self, trace: Trace, replaced: list[str]) -> None:
+        self._trace = trace
+        self._replaced = replaced
+        self._numbers: dict[int, int] = {}
+        self.operations: list[Operation] = []
+        for k, (operation, live) in enumerate(zip(trace.operations, trace.live, strict=True)):
+            if live and operation.name not in _LAYOUT and self._owner(operation) is None:
+                self._numbers[k] = len(self.operations)
+                self.operations.append(operation)
+
+    def _owner(self, operation: Operation) -> str | None:
+        return next((name for name in self._replaced if f"{operation.module}.".startswith(f"{name}.")), None)
+
+    def origin(self, operand: Operand) -> Any:
+        """Return what an operand stems from: the number of an operation, a name, or a tensor."""
+        while operand.source >= 0:
+            if operand.source in self._numbers:
+                return self._numbers[operand.source]
+            operation = self._trace.operations[operand.source]
+            owner = self._owner(operation)
+            if owner is not None:
+                return owner
+            operand = operation.operands[0]
+        return operand.leaf
+
+
+def _same_origin(old: Any, new: Any) -> bool:
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        return old.shape == new.shape and bool(torch.equal(old, new))
+    return type(old) is type(new) and bool(old == new)
