@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,17 @@ class Run:
     failed: str | None
     """The module that did not, or ``None``."""
     reason: str = ""
+
+
+class Undo(NamedTuple):
+    """How to take back that an attribute was set."""
+
+    module: nn.Module
+    path: str
+    old: int
+    setting: Setting
+    before: tuple[float, float] | None
+    """What an earlier step noted for it: an attribute may be set twice."""
 
 
 @dataclass
@@ -121,7 +132,7 @@ class AttributeSearch:
             if value in sizes:
                 yield path
 
-    def _set_alike(self, where: str, paths: tuple[str, ...], failed: str) -> list[tuple[nn.Module, str, Any, Setting]]:
+    def _set_alike(self, where: str, paths: tuple[str, ...], failed: str) -> list[Undo]:
         """Set attributes of a module, and of all others of its class where these sizes changed."""
         first = self.small.get_submodule(where)
         undo = []
@@ -138,15 +149,19 @@ class AttributeSearch:
                 old = numbers.get(path)
                 if old is None or old not in sizes:
                     continue
-                undo.append((module, path, old, (name, path)))
+                before = self.changes.get((name, path))
+                undo.append(Undo(module, path, old, (name, path), before))
                 set_number(module, path, sizes[old])
-                self.changes[name, path] = (old, sizes[old])
+                self.changes[name, path] = (old if before is None else before[0], sizes[old])
         return undo
 
-    def _undo(self, undo: list[tuple[nn.Module, str, Any, Setting]]) -> None:
-        for module, path, old, setting in undo:
+    def _undo(self, undo: list[Undo]) -> None:
+        for module, path, old, setting, before in undo:
             set_number(module, path, old)
-            del self.changes[setting]
+            if before is None:
+                del self.changes[setting]
+            else:
+                self.changes[setting] = before
 
     def _try_run(self) -> Run:
         """Call the smaller model, and compare what its modules return."""

@@ -45,6 +45,11 @@ class Facts:
     def shape(self) -> tuple[int, ...]:
         return tuple(map(len, self.labels))
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nothing may be removed along any axis."""
+        return all((labels == FIXED).all() for labels in self.labels)
+
     def constant(self, axis: int) -> Values:
         """Return the constants along an axis, NaN where there is none."""
         if self.uniform is not None:

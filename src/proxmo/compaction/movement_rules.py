@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from proxmo.compaction.calls import Call
-from proxmo.compaction.labels import FIXED, WILD, Facts, Labels, Operation, Values, atoms_in, same_everywhere
+from proxmo.compaction.labels import FIXED, WILD, Facts, Labels, Operation, Values, same_everywhere
 from proxmo.compaction.splits import Site, Splits
 
 
@@ -66,6 +66,8 @@ def _regrouped(
     """Return labels and constants of new axes that have the elements of some old ones, and all their constants."""
     if len(old) == len(shape) == 1:
         return [facts.labels[old[0]]], [facts.constants[old[0]]], None
+    # counted whatever the labels and sizes are, so that all traces have the same sites, even with a single head
+    site = splits.next_site(operation.module) if len(shape) > 1 else ("", 0)
     for axis in old:
         if len(facts.labels[axis]) == 1:  # a single unit always stays
             operation.block(facts.labels[axis], f"{operation.name} drops its axis")
@@ -76,8 +78,6 @@ def _regrouped(
     wide = [axis for axis, size in enumerate(shape) if size > 1]
     labels: list[Labels] = [same_everywhere(1, WILD) for _ in shape]
     constants: list[Values | None] = [None] * len(shape)
-    # counted even if one axis has the size 1, so that a model with a single head has the same sites
-    site = splits.next_site(operation.module) if len(shape) > 1 and (flat >= 0).any() else None
     if len(wide) == 1:
         labels[wide[0]], constants[wide[0]] = flat, values
     elif wide:
@@ -109,12 +109,12 @@ def _flattened(axes: list[tuple[Labels, Values]], operation: Operation, splits: 
 
 
 def _split(
-    labels: Labels, values: Values, site: Site | None, operation: Operation, splits: Splits
+    labels: Labels, values: Values, site: Site, operation: Operation, splits: Splits
 ) -> list[tuple[Labels, Values | None]]:
     """Return labels and constants of each axis, given those of all elements."""
     constants = [_along(values, axis) for axis in range(values.ndim)]
     new = [same_everywhere(size, FIXED) for size in labels.shape]
-    if site is None:
+    if (labels < 0).all():
         if (labels == WILD).all():
             new = [same_everywhere(size, WILD) for size in labels.shape]
         return list(zip(new, constants, strict=True))
@@ -345,10 +345,6 @@ def without_last_axis(call: Call) -> list[Facts]:
 
 def identity(call: Call) -> list[Facts]:
     return [call.operands()[0]]
-
-
-def has_atoms(facts: Facts) -> bool:
-    return any(len(atoms_in(labels)) for labels in facts.labels)
 
 
 MOVEMENT_RULES = {

@@ -20,7 +20,6 @@ from proxmo.compaction.calls import Call, bind_arguments, operator_name
 from proxmo.compaction.errors import CompactionError
 from proxmo.compaction.example_inputs import ModelInputs, output_tensors
 from proxmo.compaction.labels import Facts, Labels, Operation, Values, atoms_in, tensors_in, without_units
-from proxmo.compaction.movement_rules import has_atoms
 from proxmo.compaction.rules import not_understood, rule_for
 from proxmo.compaction.splits import Splits
 
@@ -134,7 +133,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         rule = rule_for(func)
         operands = [self._entry(tensor) for tensor in tensors_in([args, kwargs])]
-        if rule is None and any(has_atoms(entry.facts) for entry in operands):
+        if rule is None and not all(entry.facts.is_fixed for entry in operands):
             decomposed = self._decomposed(func, args, kwargs)
             if decomposed is not NotImplemented:
                 return decomposed
