@@ -6,14 +6,13 @@ import copy
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from proxmo.compaction.analysis import Analysis, Family, Fold
 from proxmo.compaction.attention import remove_heads, replace_attention
-from proxmo.compaction.labels import Labels, Values
+from proxmo.compaction.labels import Labels, Mask, Values
 from proxmo.compaction.layer_sizes import update_size_attributes
 
 
@@ -46,7 +45,7 @@ class RemovedIndices:
         return found
 
 
-def removed_atoms(analysis: Analysis, removals: list[Removal]) -> npt.NDArray[np.bool_]:
+def removed_atoms(analysis: Analysis, removals: list[Removal]) -> Mask:
     """Return for each atom of an analysis, of any model with tensors of the same names, whether it is removed."""
     removed = np.zeros(len(analysis.root), dtype=bool)
     for name, axes in RemovedIndices.of(removals).by_axis.items():

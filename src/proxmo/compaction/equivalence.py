@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +20,7 @@ from proxmo.compaction.attention import PrunedMultiheadAttention
 from proxmo.compaction.cutting import Removal, removed_atoms
 from proxmo.compaction.errors import CompactionError
 from proxmo.compaction.example_inputs import ModelInputs
-from proxmo.compaction.labels import WILD, Labels, Operand, Operation, same_everywhere
+from proxmo.compaction.labels import WILD, Labels, Mask, Operand, Operation, same_everywhere
 from proxmo.compaction.norms import rescaled_norms
 from proxmo.compaction.splits import Splits
 from proxmo.compaction.tracer import Trace, Tracer
@@ -34,32 +33,25 @@ _LAYOUT = frozenset(
 )
 """Operations that show the same elements in another layout. Torch leaves some out where an axis has the size 1."""
 _POSITIONS = frozenset({"slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "narrow"})
-"""Operations whose numbers are positions: where units were removed, the labels of the result tell what they take."""
+"""Operations whose numbers are positions."""
 _SIZES = {
     "convolution": {"groups"},
     "native_group_norm": {"N", "C", "HxW", "group"},
     "native_layer_norm": {"normalized_shape"},
-    **dict.fromkeys(("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"), {"size"}),
-    **dict.fromkeys(("empty_strided", "new_empty_strided"), {"size", "stride"}),
+    **{prefix + name: {"size"} for prefix in ("", "new_") for name in ("zeros", "ones", "full", "empty")},
+    **{prefix + "empty_strided": {"size", "stride"} for prefix in ("", "new_")},
 }
 """Arguments that follow from the sizes of tensors."""
 
 
-class _SmallAtoms:
-    """The atoms of the larger model that are left in the smaller one."""
-
-    def __init__(self, analysis: Analysis, small: nn.Module, removed: npt.NDArray[np.bool_]) -> None:
-        self._labels: dict[str, tuple[Labels, ...]] = {}
-        for name, tensor in (*small.named_parameters(), *small.named_buffers()):
-            if name in analysis.atoms.tensors:
-                kept = tuple(labels[~removed[labels]] for labels in analysis.atoms.labels(name))
-                if tuple(map(len, kept)) == tuple(tensor.shape):
-                    self._labels[name] = kept
-                    continue
-            self._labels[name] = tuple(same_everywhere(size, WILD) for size in tensor.shape)
-
-    def labels(self, name: str) -> tuple[Labels, ...]:
-        return self._labels[name]
+def _labels_left(analysis: Analysis, small: nn.Module, removed: Mask) -> dict[str, tuple[Labels, ...]]:
+    """Return the labels of the larger model that are left in the tensors of the smaller one."""
+    before, left = analysis.atoms.labels(), {}
+    for name, tensor in (*small.named_parameters(), *small.named_buffers()):
+        left[name] = tuple(labels[~removed[labels]] for labels in before.get(name, ()))
+        if tuple(map(len, left[name])) != tensor.shape:  # in a layer that replaces another
+            left[name] = tuple(same_everywhere(size, WILD) for size in tensor.shape)
+    return left
 
 
 class _SizesFollow(Splits):
@@ -85,11 +77,11 @@ class Equivalence:
     def why_different(self, small: nn.Module, probes: Sequence[ModelInputs]) -> str | None:
         """Return where the smaller model does something else, or ``None`` if it is proven to do the same."""
         replaced = [name for name, m in small.named_modules() if isinstance(m, PrunedMultiheadAttention)]
-        atoms = _SmallAtoms(self.analysis, small, self.removed)
+        labels = _labels_left(self.analysis, small, self.removed)
         for probe, before in zip(probes, self.analysis.traces, strict=True):
             splits = _SizesFollow(self.analysis.atoms.size, len(self.removed), self.analysis.choices)
             try:
-                after = Tracer(small, atoms, splits, {}).run(probe)
+                after = Tracer(small, labels, splits, {}).run(probe)
             except CompactionError as error:
                 return str(error)
             problem = self._first_difference(_Steps(before, replaced), _Steps(after, replaced))
@@ -130,22 +122,17 @@ class Equivalence:
         free = (old == WILD) | (new == WILD) | (old >= self.analysis.atoms.size)
         return bool((free | (old == new)).all())
 
-    def _is_removed(self, labels: Labels) -> npt.NDArray[np.bool_]:
+    def _is_removed(self, labels: Labels) -> Mask:
         return (labels >= 0) & self.removed[np.maximum(labels, 0)]
 
     def _same_arguments(self, old: Operation, new: Operation) -> bool:
         if old.arguments.keys() != new.arguments.keys():
             return False
-        if old.name in _POSITIONS:
-            dim = old.arguments["dim"]
-            return bool(dim == new.arguments["dim"]) and (
-                any(self._is_removed(old.operands[0].labels[dim]))
-                or [r[dim].shape for r in old.results] == [r[dim].shape for r in new.results]
-                and old.arguments.get("start") == new.arguments.get("start")
-            )
         if old.module in self.rescaled:
             return True
         sizes = _SIZES.get(old.name, set())
+        if old.name in _POSITIONS and self._is_removed(old.operands[0].labels[old.arguments["dim"]]).any():
+            sizes = old.arguments.keys() - {"dim"}  # the labels of the result tell what is taken
         return all(value == new.arguments[key] for key, value in old.arguments.items() if key not in sizes)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 Labels: TypeAlias = npt.NDArray[np.int64]
 Values: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 FIXED = -1
 WILD = -2

@@ -13,6 +13,7 @@ from proxmo.compaction.analysis import Analysis, Family
 from proxmo.compaction.attributes import AttributeSearch, Setting
 from proxmo.compaction.cutting import Removal, silenced, without_units
 from proxmo.compaction.equivalence import Equivalence
+from proxmo.compaction.example_inputs import tensors_in_objects
 from proxmo.compaction.labels import Labels
 from proxmo.compaction.outputs import are_close, largest_difference
 from proxmo.compaction.probes import Probes, runs_in_training
@@ -139,6 +140,17 @@ class Pruner:
     def output_difference(self, small: nn.Module) -> float:
         """Return the largest difference to the outputs of the original model on the example inputs."""
         return largest_difference(self.probes.example.output_tensors(small), self.expected[0][1])
+
+    def object_notes(self, small: nn.Module) -> list[str]:
+        """Return a line for each kind of object in the outputs with tensors that changed: these do not count."""
+        with torch.no_grad():
+            before, after = (tensors_in_objects(self.probes.example.call(model)) for model in (self.model, small))
+        return [
+            f"the model: returns a {name} whose tensors are not those of the original: only tensors in tuples, lists, "
+            "dictionaries and dataclasses count as outputs"
+            for name, tensors in before.items()
+            if not are_close(after.get(name, []), tensors, self.precision)
+        ]
 
     def kept_notes(self) -> list[str]:
         """Return a line for each layer and reason that zero units were kept, and for all that was not followed."""

@@ -39,10 +39,14 @@ class ModelAtoms:
                 self.starts[name, axis] = self.size
                 self.size += length
 
-    def labels(self, name: str) -> tuple[Labels, ...]:
-        """Return the labels of a tensor of the model."""
-        shape = self.tensors[name].shape
-        return tuple(np.arange(length, dtype=np.int64) + self.starts[name, axis] for axis, length in enumerate(shape))
+    def labels(self) -> dict[str, tuple[Labels, ...]]:
+        """Return the labels of all axes of each tensor of the model."""
+        return {
+            name: tuple(
+                np.arange(length, dtype=np.int64) + self.starts[name, axis] for axis, length in enumerate(tensor.shape)
+            )
+            for name, tensor in self.tensors.items()
+        }
 
 
 @dataclass
@@ -79,7 +83,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         model: the model, in evaluation mode.
-        atoms: its atoms.
+        labels: those of its parameters and buffers.
         splits: the choices where axes are split.
         constants: the constants of its parameters and buffers, if zeros matter.
         keep_outputs: whether to keep what all modules return.
@@ -88,7 +92,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         model: nn.Module,
-        atoms: ModelAtoms,
+        labels: dict[str, tuple[Labels, ...]],
         splits: Splits,
         constants: dict[str, tuple[Values | None, ...]],
         *,
@@ -103,7 +107,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[tuple[str, nn.Module]] = []
         for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
             known = constants.get(name, (None,) * tensor.dim())
-            entry = Entry(tensor, Facts(atoms.labels(name), known, False), -1, name)
+            entry = Entry(tensor, Facts(labels[name], known, False), -1, name)
             self._entries[id(tensor)] = entry
             self._names[id(tensor)] = name
             self._by_memory[tensor.data_ptr(), tensor.shape] = entry
