@@ -66,9 +66,14 @@ def other_operand_by_width(model: Tokens, tokens: Tensor) -> Tensor:
     return hidden * (hidden.relu() if model.width > 7 else hidden)
 
 
+def other_part_by_width(model: Tokens, tokens: Tensor) -> Tensor:
+    parts: tuple[Tensor, ...] = model.embedding(tokens).split(1, 1)
+    return parts[0] if model.width > 7 else parts[1]
+
+
 CASES = [
     *(rectify_half, branch_on_width, take_tokens_by_width, number_by_width, constant_by_width),
-    *(flip_by_width, other_operand_by_width),
+    *(flip_by_width, other_operand_by_width, other_part_by_width),
 ]
 
 

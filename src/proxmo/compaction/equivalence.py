@@ -9,7 +9,7 @@ the inputs play no part in that: an example of zeros, or of a single token, prov
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ _LAYOUT = frozenset(
     }
 )
 """Operations that show the same elements in another layout. Torch leaves some out where an axis has the size 1."""
+_SUMS = {"addmm": "mm", "baddbmm": "bmm"}
+"""Operations that are a product and a sum."""
 _POSITIONS = frozenset({"slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "narrow"})
 """Operations whose numbers are positions."""
 _SIZES = {
@@ -90,18 +92,18 @@ class Equivalence:
         return None
 
     def _first_difference(self, before: _Steps, after: _Steps) -> str | None:
-        for old, new in zip(before.operations, after.operations, strict=False):
+        for old, new in zip(before, after, strict=False):
             where = f"in {old.module!r} " if old.module else ""
-            if old.name != new.name or len(old.operands) != len(new.operands):
+            if old.name != new.name or len(old.sources) != len(new.sources):
                 return f"{where}the pruned model computes {new.name} in place of {old.name}"
-            for a, b in zip(old.operands, new.operands, strict=True):
-                if not _same_origin(before.origin(a), after.origin(b)):
+            for a, b in zip(old.sources, new.sources, strict=True):
+                if not _same_origin(a.origin, b.origin):
                     return f"{where}{old.name} of the pruned model takes another tensor"
-                if not self._match(a.labels, b.labels):
+                if a.labels is not None and b.labels is not None and not self._match(a.labels, b.labels):
                     return f"{where}{old.name} of the pruned model takes other channels"
             if not self._same_arguments(old, new):
                 return f"{where}{old.name} of the pruned model takes other numbers"
-        if len(before.operations) != len(after.operations):
+        if len(before) != len(after):
             return "the pruned model computes something else"
         return None
 
@@ -125,18 +127,41 @@ class Equivalence:
     def _is_removed(self, labels: Labels) -> Mask:
         return (labels >= 0) & self.removed[np.maximum(labels, 0)]
 
-    def _same_arguments(self, old: Operation, new: Operation) -> bool:
+    def _takes_removed(self, step: _Step) -> bool:
+        """Return whether an operation by positions acts on an axis with removed units."""
+        (source,) = step.sources
+        return source.labels is not None and bool(self._is_removed(source.labels[step.arguments["dim"]]).any())
+
+    def _same_arguments(self, old: _Step, new: _Step) -> bool:
         if old.arguments.keys() != new.arguments.keys():
             return False
         if old.module in self.rescaled:
             return True
         sizes = _SIZES.get(old.name, set())
-        if old.name in _POSITIONS and self._is_removed(old.operands[0].labels[old.arguments["dim"]]).any():
+        if old.name in _POSITIONS and self._takes_removed(old):
             sizes = old.arguments.keys() - {"dim"}  # the labels of the result tell what is taken
         return all(value == new.arguments[key] for key, value in old.arguments.items() if key not in sizes)
 
 
-class _Steps:
+class _Source(NamedTuple):
+    """What a step takes."""
+
+    origin: Any
+    """Which result of which step, or the name of an attention layer, parameter, buffer or input, or a tensor."""
+    labels: tuple[Labels, ...] | None
+    """``None`` for what the step before has just computed."""
+
+
+class _Step(NamedTuple):
+    """An operation that computes something."""
+
+    name: str
+    module: str
+    sources: list[_Source]
+    arguments: dict[str, Any]
+
+
+class _Steps(list[_Step]):
     """The operations of a trace that compute something.
 
     Args:
@@ -145,23 +170,31 @@ class _Steps:
     """
 
     def __init__(self, trace: Trace, replaced: list[str]) -> None:
+        super().__init__()
         self._trace = trace
         self._replaced = replaced
         self._numbers: dict[int, int] = {}
-        self.operations: list[Operation] = []
         for k, (operation, live) in enumerate(zip(trace.operations, trace.live, strict=True)):
             if live and operation.name not in _LAYOUT and self._owner(operation) is None:
-                self._numbers[k] = len(self.operations)
-                self.operations.append(operation)
+                self._add(operation)
+                self._numbers[k] = len(self) - 1
+
+    def _add(self, operation: Operation) -> None:
+        name, arguments = operation.name, operation.arguments
+        sources = [_Source(self._origin(operand), operand.labels) for operand in operation.operands]
+        if name in _SUMS and arguments["alpha"] == arguments["beta"] == 1:  # which torch takes depends on the layout
+            self.append(_Step(_SUMS[name], operation.module, sources[1:], {}))
+            name, arguments = "add", {"alpha": 1}
+            sources = [_Source((len(self) - 1, 0), None), sources[0]]
+        self.append(_Step(name, operation.module, sources, arguments))
 
     def _owner(self, operation: Operation) -> str | None:
         return next((name for name in self._replaced if f"{operation.module}.".startswith(f"{name}.")), None)
 
-    def origin(self, operand: Operand) -> Any:
-        """Return what an operand stems from: the number of an operation, a name, or a tensor."""
+    def _origin(self, operand: Operand) -> Any:
         while operand.source >= 0:
             if operand.source in self._numbers:
-                return self._numbers[operand.source]
+                return self._numbers[operand.source], operand.position
             operation = self._trace.operations[operand.source]
             owner = self._owner(operation)
             if owner is not None:

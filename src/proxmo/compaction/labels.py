@@ -84,6 +84,8 @@ class Operand(NamedTuple):
     labels: tuple[Labels, ...]
     source: int
     """The operation that it comes from, or -1."""
+    position: int
+    """Which of the results of that operation it is."""
     leaf: str | Tensor | None
     """If it comes from none: the name of a parameter, buffer or input, or the tensor itself."""
 

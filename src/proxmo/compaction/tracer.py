@@ -181,7 +181,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 else:
                     entry.write(some, index, operation, self._splits)
                 continue
-            entry = Entry(tensor, some, index)
+            entry = Entry(tensor, some, index, position=position)
             if shows is not None:
                 derive = self._derivation(call, rule, position)
                 entry.view = View(shows, func, arguments, position, starts[position], derive, shows.version)
