@@ -154,12 +154,18 @@ def grid(seeds: int, out: Path) -> Iterator[Run]:
                 yield from (Run(method, keep, lr, seed) for keep in ((1.0,) if method == "dense" else KEEP))
 
 
-def quality(out: Path, seeds: int, steps: int) -> None:
-    """Train what has no record, and write the table and the figure of losses."""
+def train_missing(out: Path, seeds: int, steps: int) -> None:
+    """Choose the lr of each method, then train what has no record yet."""
     task = replace(TASKS["bytes-transformer"](Folders()), steps=steps)
     perform_missing([run for method in METHODS for run in choices(method)], out, partial(perform, task=task))
     perform_missing(list(grid(seeds, out)), out, partial(perform, task=task))
+
+
+def quality(out: Path, seeds: int) -> None:
+    """Write the table and the figure of losses from the records that are there."""
     records = [record for run in grid(seeds, out) if (record := read(run.path(out), Record)) is not None]
+    if not records:
+        raise SystemExit(f"no records in {out}")
     cells: dict[tuple[str, float], list[Record]] = {}
     for record in records:
         cells.setdefault((record.method, record.keep), []).append(record)
@@ -168,7 +174,7 @@ def quality(out: Path, seeds: int, steps: int) -> None:
         "quality",
         [asdict(record) for record in records],
         _draw_losses(cells),
-        ("kept", "method", "lr", "heads", "neurons", "parameters", "loss", "loss, compacted"),
+        ("kept", "method", "lr", "seeds", "heads", "neurons", "parameters", "loss", "loss, compacted"),
         [_row(*cell) for cell in sorted(cells.items(), key=lambda cell: -cell[0][1])],
     )
 
@@ -181,7 +187,8 @@ def _row(key: tuple[str, float], records: list[Record]) -> tuple[str, ...]:
         for kind in ("attention", "inner")
     )
     losses = [_mean([r.loss for r in records]), _mean([r.small_loss for r in records])]
-    return f"{keep:.0%}", LOOKS[method].label, f"{first.lr:g}", heads, neurons, f"{first.parameters[1]:,}", *losses
+    start = (f"{keep:.0%}", LOOKS[method].label, f"{first.lr:g}", str(len(records)))
+    return *start, heads, neurons, f"{first.parameters[1]:,}", *losses
 
 
 def _mean(values: list[float]) -> str:
@@ -323,12 +330,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("part", choices=["quality", "speed"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS, help="training steps of quality")
+    parser.add_argument("--report-only", action="store_true", help="train nothing, report the records of quality")
     parser.add_argument("--repeats", type=int, default=20, help="timings per model of speed")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads of speed")
     parser.add_argument("--out", type=Path, default=Path("results/transformers"))
     options = parser.parse_args(arguments)
     if options.part == "quality":
-        quality(options.out, options.seeds, options.steps)
+        if not options.report_only:
+            train_missing(options.out, options.seeds, options.steps)
+        quality(options.out, options.seeds)
     else:
         speed(options.out, options.repeats, options.threads)
 
