@@ -161,6 +161,72 @@ class Decoder(nn.Module):
         return self.head(self.layer(hidden, hidden))
 
 
+class RotatedByComplexNumbers(nn.Module):
+    """Attention with grouped queries, numbers for all counts of heads, and rotations by complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_heads, self.n_groups, self.n_rep, self.size = 4, 2, 2, 4
+        self.embedding, self.norm = nn.Embedding(20, 16), nn.LayerNorm(16)
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 8)
+        self.out, self.head = nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens)
+        normed = self.norm(hidden)
+        shape = tokens.shape
+        q = self.rotate(self.q(normed).view(*shape, self.n_heads, self.size))
+        k = self.rotate(self.k(normed).view(*shape, self.n_groups, self.size))
+        v = self.v(normed).view(*shape, self.n_groups, self.size)
+        q, k, v = q.transpose(1, 2), self.repeat(k), self.repeat(v)
+        future = torch.full((shape[1], shape[1]), float("-inf"), dtype=q.dtype).triu(1)
+        weights = (q @ k.transpose(2, 3) / self.size**0.5 + future).softmax(-1)
+        return self.head(hidden + self.out((weights @ v).transpose(1, 2).contiguous().view(*shape, -1)))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        angles = torch.outer(torch.arange(x.shape[1], dtype=x.dtype), torch.tensor([1.0, 0.1], dtype=x.dtype))
+        turns = torch.polar(torch.ones_like(angles), angles)[None, :, None]
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turns).flatten(3)
+
+    def repeat(self, x: Tensor) -> Tensor:
+        batch, length = x.shape[:2]
+        repeated = x[:, :, :, None].expand(batch, length, self.n_groups, self.n_rep, self.size)
+        return repeated.reshape(batch, length, self.n_groups * self.n_rep, self.size).transpose(1, 2)
+
+
+class EinsumAttention(nn.Module):
+    """Attention whose weights have an axis for heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Parameter(0.3 * torch.randn(5, 4, 4)) for _ in range(3))
+        self.out = nn.Parameter(0.3 * torch.randn(4, 4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("btd,dhk->bhtk", x, weight) for weight in (self.q, self.k, self.v))
+        weights = (torch.einsum("bhik,bhjk->bhij", q, k) / 2).softmax(-1)
+        return torch.einsum("bhik,hkd->bid", torch.einsum("bhij,bhjk->bhik", weights, v), self.out)
+
+
+class ConvolutionalLSTM(nn.Module):
+    """Four gates by one convolution of the image and the state, which starts as zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 8
+        self.gates, self.head = nn.Conv2d(3 + 8, 32, 3, padding=1), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), self.width, *x.shape[2:])
+        memory = torch.zeros_like(state)
+        for _ in range(2):
+            enter, forget, leave, new = self.gates(torch.cat([x, state], 1)).chunk(4, 1)
+            memory = forget.sigmoid() * memory + enter.sigmoid() * new.tanh()
+            state = leave.sigmoid() * memory.tanh()
+        return self.head(state)
+
+
 def features(batch: int, length: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, length, 5),)
 
@@ -199,6 +265,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, float, float]] = {
     # model, inputs, the least share of parameters in tensors with units, the most that is left
     "attention by hand": (Attention, features, 0.6, 0.5),
     "grouped queries by hand": (GroupedQueries, tokens, 0.8, 0.25),
+    "rotary embeddings by complex numbers": (RotatedByComplexNumbers, tokens, 0.5, 0.6),
+    "attention by einsum": (EinsumAttention, features, 0.8, 0.3),
+    "convolutional LSTM": (ConvolutionalLSTM, images, 0.9, 0.2),
     "U-Net": (UNet, images, 0.7, 0.2),
     "MobileNetV3 block": (MobileBlock, images, 0.9, 0.3),
     "ShuffleNet block": (ShuffleBlock, images, 0.4, 0.7),

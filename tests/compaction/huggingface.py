@@ -209,7 +209,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, float, float]] = {
         lambda: model_with("BloomForCausalLM", "BloomConfig", vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
         tokens,
         0.3,
-        0.6,
+        1 / 3,
     ),
     "Llama": (lambda: language_model("LlamaForCausalLM"), tokens, 0.5, 1 / 3),
     "Llama, grouped queries": (
@@ -247,7 +247,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, float, float]] = {
         ),
         tokens,
         0.4,
-        0.5,
+        1 / 3,
     ),
     "Swin": (
         lambda: model_with(
@@ -262,7 +262,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, float, float]] = {
         ),
         large_pixels,
         0.4,
-        0.4,
+        1 / 3,
     ),
     "Segformer": (
         lambda: model_with(
@@ -279,7 +279,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, float, float]] = {
         ),
         large_pixels,
         0.3,
-        0.8,
+        1 / 3,
     ),
     "ConvNeXt": (
         lambda: model_with("ConvNextModel", "ConvNextConfig", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2),

@@ -244,6 +244,7 @@ def test_heads_stay_in_custom_or_hooked_attention() -> None:
     assert report.widths["layer"] == (2, 1)
     x = torch.randn(3, 5, 8)
     torch.testing.assert_close(small(x), reused(x))
+    assert small.again is small.layer
 
 
 def test_frozen_attention_stays_frozen() -> None:

@@ -155,3 +155,46 @@ def test_model_is_copied_with_its_notes() -> None:
     tokens = torch.randint(3, 60, (2, 4))
     assert torch.equal(copy.deepcopy(small)(tokens).logits, small(tokens).logits)
     assert model.model.embed_tokens.weight.shape == (64, 32)  # type: ignore[union-attr]
+
+
+class LogitsOnly(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        return self.model(**inputs).logits  # type: ignore[no-any-return]
+
+
+def test_residual_width_of_t5_is_cut_if_hidden_states_are_not_outputs() -> None:
+    torch.manual_seed(0)
+    model = LogitsOnly(huggingface.MODELS["T5"][0]()).eval()
+    example = huggingface.two_sequences(2, 7)
+    set_zero(unit_groups(model, example, GroupL2(0.1)), every_second)
+    small, _ = compact(model, example)
+    assert small.get_parameter("model.shared.weight").shape == (64, 16)
+    other = huggingface.two_sequences(3, 9)
+    torch.testing.assert_close(small(**other), model(**other), rtol=1e-4, atol=1e-5)
+
+
+def test_query_heads_with_one_head_of_keys_go_if_nothing_reads_them() -> None:
+    class MultiQuery(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = 4
+            self.q, self.kv, self.out = nn.Linear(6, 16), nn.Linear(6, 8), nn.Linear(16, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q = self.q(x).view(*x.shape[:2], self.heads, 4).transpose(1, 2)
+            k, v = self.kv(x)[:, None].split(4, -1)
+            weights = (q @ k.transpose(-1, -2) / 2).softmax(-1)
+            return self.out((weights @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = MultiQuery().double().eval()
+    with torch.no_grad():
+        model.out.weight[:, 4:12] = 0
+    small, report = compact(model, torch.randn(2, 5, 6).double())
+    assert report.widths["q"] == (16, 8)
+    x = torch.randn(3, 7, 6).double()
+    torch.testing.assert_close(small(x), model(x), rtol=1e-10, atol=1e-10)

@@ -427,3 +427,51 @@ def test_output_without_tensors_is_refused() -> None:
 
     with pytest.raises(CompactionError, match="the model must return tensors"):
         compact(Plain(), torch.randn(4, 3))
+
+
+class _Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.other, self.last, self.end = (nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x: Tensor, alpha: float = 1.0, *, steps: int = 0) -> Tensor:
+        hidden = self.end(self.other(x).relu())
+        for _ in range(steps):
+            hidden = hidden + 1
+        return hidden + self.last(self.first(x).relu() * alpha)
+
+
+@pytest.mark.parametrize("example", [{"alpha": 0.0}, {"alpha": 1.0, "steps": 0}])
+def test_numbers_among_the_inputs_are_not_constants(example: dict[str, float]) -> None:
+    model = _Scaled()
+    zero(model.other, 1)
+    small, report = compact(model, {"x": randn(4, 3), **example})
+    assert report.widths["first"] == (3, 3)
+    assert report.widths["other"] == (3, 2)
+    x = randn(5, 3)
+    for alpha, steps in ((0.0, 0), (0.7, 2), (-3.0, 5)):
+        torch.testing.assert_close(small(x, alpha, steps=steps), model(x, alpha, steps=steps))
+
+
+def test_objects_among_the_outputs_whose_tensors_change_are_named() -> None:
+    class Holder:
+        def __init__(self, hidden: Tensor) -> None:
+            self.parts = [{"hidden": hidden}]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            hidden = self.first(x).relu()
+            return self.last(hidden), Holder(hidden)
+
+    model = Model()
+    unchanged = compact(model, randn(4, 3))[1]
+    assert unchanged.kept == []
+    zero(model.first, 2)
+    report = compact(model, randn(4, 3))[1]
+    assert report.widths["first"] == (8, 7)
+    assert [note for note in report.kept if note.startswith("the model: returns a Holder whose tensors")]

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from proxmo.compaction.calls import operator_name
-from proxmo.compaction.labels import Facts, Labels, Operation, Values, without_units
+from proxmo.compaction.labels import Facts, Labels, Operand, Operation, Values, without_units
 from proxmo.compaction.movement_rules import permuted, reshaped
 from proxmo.compaction.splits import Splits
 
@@ -39,9 +39,17 @@ class Entry:
     tensor: Tensor = field(repr=False)  # kept alive, so that no other tensor gets its id
     facts: Facts
     source: int
-    """The operation that it comes from."""
+    """The operation that it comes from, or -1."""
+    name: str | None = None
+    """What it is called, if it is a parameter, buffer or input."""
+    position: int = 0
+    """Which of the results of the operation it is."""
     view: View | None = None
     version: int = 0
+
+    def as_operand(self) -> Operand:
+        leaf = None if self.source >= 0 else self.name or self.tensor
+        return Operand(self.facts.labels, self.source, self.position, leaf)
 
     def refresh(self) -> Entry:
         """Take over what was written to the memory through other views."""
@@ -49,13 +57,13 @@ class Entry:
             base = self.view.base.refresh()
             if base.version != self.view.version:
                 self.facts = self.view.derive(base.facts)
-                self.source, self.view.version = base.source, base.version
+                self.source, self.position, self.view.version = base.source, base.position, base.version
                 self.version += 1
         return self
 
     def write(self, facts: Facts, source: int, operation: Operation, splits: Splits) -> None:
         """Record that the tensor was overwritten in place, here and in what it shows."""
-        self.facts, self.source = facts, source
+        self.facts, self.source, self.position = facts, source, 0
         self.version += 1
         if self.view is not None:
             base = self.view.base

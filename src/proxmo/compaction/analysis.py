@@ -90,16 +90,17 @@ class Analysis:
         if self.atoms.size == 0:
             raise CompactionError("no output depends on its parameters: the model has none")
         constants = {name: constants_of(tensor) for name, tensor in self.atoms.tensors.items()} if values else {}
+        labels = self.atoms.labels()
         if choices is None:
             survey = Splits(self.atoms.size, self.atoms.size)
-            choices = survey.choose(Tracer(model, self.atoms, survey, {}).run(probes[0]).live_operations())
+            choices = survey.choose(Tracer(model, labels, survey, {}).run(probes[0]).live_operations())
         self.choices = choices
         self.traces: list[Trace] = []
         total = self.atoms.size
         for probe in probes:
             splits = Splits(self.atoms.size, total, choices)
             keep = values and not self.traces  # the first call is what a smaller model is compared with
-            self.traces.append(Tracer(model, self.atoms, splits, constants, keep_outputs=keep).run(probe))
+            self.traces.append(Tracer(model, labels, splits, constants, keep_outputs=keep).run(probe))
             total = splits.atoms
         every = [operation for trace in self.traces for operation in trace.operations]
         self.root = Components(total, [pair for operation in every for pair in operation.joins]).root

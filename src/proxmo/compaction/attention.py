@@ -103,10 +103,11 @@ class PrunedMultiheadAttention(nn.Module):
             weights = weights if batched else weights.squeeze(0)
         else:
             attended = functional.scaled_dot_product_attention(q, k, v, mask, dropout)
-        output: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2))
+        # time first in memory, as in nn.MultiheadAttention: what torch does with the result depends on the layout
+        output: Tensor = self.out_proj(attended.permute(2, 0, 1, 3).flatten(2))
         if not batched:
-            output = output.squeeze(0)
-        elif not self.batch_first:
+            output = output.squeeze(1)
+        elif self.batch_first:
             output = output.transpose(0, 1)
         return output, weights
 
@@ -148,8 +149,12 @@ def _attention_obstacle(layer: nn.MultiheadAttention) -> str | None:
 
 
 def replace_attention(model: nn.Module, name: str, layer: PrunedMultiheadAttention) -> None:
-    """Replace the attention layer ``name`` of the model."""
-    model.set_submodule(name, layer)
+    """Replace the attention layer ``name`` of the model, under all its names."""
+    old = model.get_submodule(name)
+    for module in list(model.modules()):
+        for child_name, child in list(module._modules.items()):
+            if child is old:
+                module.add_module(child_name, layer)
     parts = name.split(".")
     for end in range(len(parts)):
         ancestor = model.get_submodule(".".join(parts[:end]))

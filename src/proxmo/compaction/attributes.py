@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from proxmo.compaction.analysis import Analysis
-from proxmo.compaction.cutting import Removal
+from proxmo.compaction.cutting import Removal, removed_atoms
 from proxmo.compaction.example_inputs import ModelInputs, output_tensors
 from proxmo.compaction.labels import WILD, Facts, Labels
 from proxmo.compaction.norms import precision_of_norms, rescale_norms
@@ -48,6 +48,17 @@ class Run:
     reason: str = ""
 
 
+class Undo(NamedTuple):
+    """How to take back that an attribute was set."""
+
+    module: nn.Module
+    path: str
+    old: int
+    setting: Setting
+    before: tuple[float, float] | None
+    """What an earlier step noted for it: an attribute may be set twice."""
+
+
 @dataclass
 class AttributeSearch:
     """Finds the attributes to set.
@@ -67,10 +78,7 @@ class AttributeSearch:
     """The attributes that were set, with their old and new values."""
 
     def __post_init__(self) -> None:
-        self._removed = np.zeros(len(self.analysis.root), dtype=bool)
-        for removal in self.removals:
-            self._removed[removal.atoms] = True
-        self._removed = self._removed[self.analysis.root]
+        self._removed = removed_atoms(self.analysis, self.removals)
         self.precision = precision_of_norms(self.analysis, self._removed)
         self.changes |= rescale_norms(self.small, self.analysis, self._removed)
         self._sizes: dict[str, dict[int, int]] = {}
@@ -124,7 +132,7 @@ class AttributeSearch:
             if value in sizes:
                 yield path
 
-    def _set_alike(self, where: str, paths: tuple[str, ...], failed: str) -> list[tuple[nn.Module, str, Any, Setting]]:
+    def _set_alike(self, where: str, paths: tuple[str, ...], failed: str) -> list[Undo]:
         """Set attributes of a module, and of all others of its class where these sizes changed."""
         first = self.small.get_submodule(where)
         undo = []
@@ -141,15 +149,19 @@ class AttributeSearch:
                 old = numbers.get(path)
                 if old is None or old not in sizes:
                     continue
-                undo.append((module, path, old, (name, path)))
+                before = self.changes.get((name, path))
+                undo.append(Undo(module, path, old, (name, path), before))
                 set_number(module, path, sizes[old])
-                self.changes[name, path] = (old, sizes[old])
+                self.changes[name, path] = (old if before is None else before[0], sizes[old])
         return undo
 
-    def _undo(self, undo: list[tuple[nn.Module, str, Any, Setting]]) -> None:
-        for module, path, old, setting in undo:
+    def _undo(self, undo: list[Undo]) -> None:
+        for module, path, old, setting, before in undo:
             set_number(module, path, old)
-            del self.changes[setting]
+            if before is None:
+                del self.changes[setting]
+            else:
+                self.changes[setting] = before
 
     def _try_run(self) -> Run:
         """Call the smaller model, and compare what its modules return."""
@@ -201,7 +213,7 @@ class AttributeSearch:
     def _find_sizes(self) -> None:
         """Find for each module the sizes of axes in its operations that change, and those that stay."""
         for operation in self.analysis.traces[0].operations:
-            for labels in operation.results:
+            for labels in [labels for result in operation.results for labels in result if (labels >= 0).any()]:
                 gone = int(self._is_removed(labels).sum())
                 if gone:
                     self._sizes.setdefault(operation.module, {}).setdefault(len(labels), len(labels) - gone)

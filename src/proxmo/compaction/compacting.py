@@ -65,7 +65,7 @@ def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module,
         (count_multiply_adds(original, inputs), count_multiply_adds(small, inputs)),
         {name: (before[name], after[name]) for name in before},
         difference,
-        pruner.kept_notes(),
+        [*pruner.kept_notes(), *pruner.object_notes(small)],
         {".".join(filter(None, setting)): values for setting, values in pruner.attributes.items()},
     )
     note_origin(small, original, pruner.attributes)

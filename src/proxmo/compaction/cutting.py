@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from proxmo.compaction.analysis import Family, Fold
+from proxmo.compaction.analysis import Analysis, Family, Fold
 from proxmo.compaction.attention import remove_heads, replace_attention
-from proxmo.compaction.labels import Labels, Values
+from proxmo.compaction.labels import Labels, Mask, Values
 from proxmo.compaction.layer_sizes import update_size_attributes
 
 
@@ -43,6 +43,15 @@ class RemovedIndices:
                 axes = found.by_axis.setdefault(part.name, {})
                 axes.setdefault(part.axis, set()).update(part.indices[removal.units].reshape(-1).tolist())
         return found
+
+
+def removed_atoms(analysis: Analysis, removals: list[Removal]) -> Mask:
+    """Return for each atom of an analysis, of any model with tensors of the same names, whether it is removed."""
+    removed = np.zeros(len(analysis.root), dtype=bool)
+    for name, axes in RemovedIndices.of(removals).by_axis.items():
+        for axis, indices in axes.items():
+            removed[analysis.root[analysis.atoms.starts[name, axis] + np.array(sorted(indices))]] = True
+    return removed[analysis.root]
 
 
 @torch.no_grad()

@@ -42,12 +42,12 @@ class ModelInputs:
         """Return the tensors in the output of the model, without gradients."""
         return output_tensors(self.call(model))
 
-    def with_noise(self, seed: int) -> ModelInputs:
+    def with_noise(self) -> ModelInputs:
         """Return inputs with noise of the size of each float tensor added, and integers shuffled: another test point.
 
         So an example of zeros, of equal tokens or of one sample does not hide that a smaller model differs.
         """
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
 
         def change(x: Any) -> Any:
             if not isinstance(x, Tensor) or x.is_complex() or not x.numel():
@@ -65,7 +65,8 @@ class ModelInputs:
 def output_tensors(outputs: Any) -> list[Tensor]:
     """Return the tensors in an output: alone, in tuples, lists, dictionaries and dataclasses.
 
-    Other objects are not searched. So the keys and values in a cache of Hugging Face do not count as outputs.
+    Other objects are not searched. So the keys and values in a cache of Hugging Face do not count as outputs; see
+    `tensors_in_objects`.
     """
     if isinstance(outputs, Tensor):
         return [outputs]
@@ -76,6 +77,33 @@ def output_tensors(outputs: Any) -> list[Tensor]:
     if is_dataclass(outputs) and not isinstance(outputs, type):
         return [tensor for item in fields(outputs) for tensor in output_tensors(getattr(outputs, item.name))]
     return []
+
+
+def tensors_in_objects(outputs: Any) -> dict[str, list[Tensor]]:
+    """Return the tensors in other objects of an output, by the class of the outermost object."""
+    found: dict[str, list[Tensor]] = {}
+    seen: set[int] = set()
+
+    def search(item: Any, owner: str | None) -> None:
+        if isinstance(item, Tensor):
+            if owner is not None:
+                found.setdefault(owner, []).append(item)
+        elif id(item) not in seen:
+            seen.add(id(item))
+            if isinstance(item, Mapping):
+                inner = list(item.values())
+            elif isinstance(item, (tuple, list)):
+                inner = list(item)
+            elif isinstance(item, (nn.Module, type)) or not hasattr(item, "__dict__"):
+                inner = []
+            else:
+                inner = list(vars(item).values())
+                owner = owner if is_dataclass(item) else owner or type(item).__name__
+            for part in inner:
+                search(part, owner)
+
+    search(outputs, None)
+    return found
 
 
 @contextmanager

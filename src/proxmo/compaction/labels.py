@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from torch import Tensor
 
 Labels: TypeAlias = npt.NDArray[np.int64]
 Values: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 FIXED = -1
 WILD = -2
@@ -44,6 +45,11 @@ class Facts:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(map(len, self.labels))
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nothing may be removed along any axis."""
+        return all((labels == FIXED).all() for labels in self.labels)
 
     def constant(self, axis: int) -> Values:
         """Return the constants along an axis, NaN where there is none."""
@@ -72,14 +78,27 @@ def atoms_in(labels: Labels) -> Labels:
     return labels[labels >= 0]
 
 
+class Operand(NamedTuple):
+    """A tensor that an operation takes."""
+
+    labels: tuple[Labels, ...]
+    source: int
+    """The operation that it comes from, or -1."""
+    position: int
+    """Which of the results of that operation it is."""
+    leaf: str | Tensor | None
+    """If it comes from none: the name of a parameter, buffer or input, or the tensor itself."""
+
+
 @dataclass
 class Operation:
     """What one operation says about atoms."""
 
     name: str
     module: str
-    sources: list[int]
-    """The operations that its operands come from."""
+    operands: list[Operand]
+    arguments: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Its arguments that are not tensors."""
     joins: list[tuple[Labels, Labels]] = field(default_factory=list)
     blocks: list[tuple[Labels, str]] = field(default_factory=list)
     """Atoms that cannot be removed, with the reason."""
@@ -93,8 +112,8 @@ class Operation:
     """Atoms of parameters that units are made by: rows of weights, biases, scales."""
     weights: list[Labels] = field(default_factory=list)
     """Atoms of parameters that read units: columns of weights."""
-    results: list[Labels] = field(default_factory=list)
-    """The labels of all axes of the results that have atoms."""
+    results: list[tuple[Labels, ...]] = field(default_factory=list)
+    """The labels of all axes of all results."""
     decides: bool = False
     """Whether its result decides what Python does next."""
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from proxmo.compaction.calls import Call
-from proxmo.compaction.labels import FIXED, WILD, Facts, Labels, Operation, Values, atoms_in, same_everywhere
-from proxmo.compaction.splits import Splits
+from proxmo.compaction.labels import FIXED, WILD, Facts, Labels, Operation, Values, same_everywhere
+from proxmo.compaction.splits import Site, Splits
 
 
 def reshaped(facts: Facts, shape: Sequence[int], operation: Operation, splits: Splits) -> Facts:
@@ -66,6 +66,8 @@ def _regrouped(
     """Return labels and constants of new axes that have the elements of some old ones, and all their constants."""
     if len(old) == len(shape) == 1:
         return [facts.labels[old[0]]], [facts.constants[old[0]]], None
+    # counted whatever the labels and sizes are, so that all traces have the same sites, even with a single head
+    site = splits.next_site(operation.module) if len(shape) > 1 else ("", 0)
     for axis in old:
         if len(facts.labels[axis]) == 1:  # a single unit always stays
             operation.block(facts.labels[axis], f"{operation.name} drops its axis")
@@ -80,7 +82,7 @@ def _regrouped(
         labels[wide[0]], constants[wide[0]] = flat, values
     elif wide:
         sizes = tuple(shape[axis] for axis in wide)
-        parts = _split(flat.reshape(sizes), values.reshape(sizes), operation, splits)
+        parts = _split(flat.reshape(sizes), values.reshape(sizes), site, operation, splits)
         for axis, (some_labels, some_values) in zip(wide, parts, strict=True):
             labels[axis], constants[axis] = some_labels, some_values
     return labels, constants, values
@@ -106,7 +108,9 @@ def _flattened(axes: list[tuple[Labels, Values]], operation: Operation, splits: 
     return flat, values
 
 
-def _split(labels: Labels, values: Values, operation: Operation, splits: Splits) -> list[tuple[Labels, Values | None]]:
+def _split(
+    labels: Labels, values: Values, site: Site, operation: Operation, splits: Splits
+) -> list[tuple[Labels, Values | None]]:
     """Return labels and constants of each axis, given those of all elements."""
     constants = [_along(values, axis) for axis in range(values.ndim)]
     new = [same_everywhere(size, FIXED) for size in labels.shape]
@@ -114,7 +118,6 @@ def _split(labels: Labels, values: Values, operation: Operation, splits: Splits)
         if (labels == WILD).all():
             new = [same_everywhere(size, WILD) for size in labels.shape]
         return list(zip(new, constants, strict=True))
-    site = splits.next_site(operation.module)
     others = [tuple(other for other in range(labels.ndim) if other != axis) for axis in range(labels.ndim)]
     exact = [axis for axis in range(labels.ndim) if (labels.max(others[axis]) == labels.min(others[axis])).all()]
     if exact:
@@ -342,10 +345,6 @@ def without_last_axis(call: Call) -> list[Facts]:
 
 def identity(call: Call) -> list[Facts]:
     return [call.operands()[0]]
-
-
-def has_atoms(facts: Facts) -> bool:
-    return any(len(atoms_in(labels)) for labels in facts.labels)
 
 
 MOVEMENT_RULES = {

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from proxmo.compaction.analysis import Analysis
-from proxmo.compaction.labels import Labels
+from proxmo.compaction.labels import Mask
 
 _LARGEST_EPS = 1e-2
 
 
 @torch.no_grad()
-def rescale_norms(small: nn.Module, analysis: Analysis, removed: Labels) -> dict[tuple[str, str], tuple[float, float]]:
+def rescale_norms(small: nn.Module, analysis: Analysis, removed: Mask) -> dict[tuple[str, str], tuple[float, float]]:
     """Rescale the norms of a model after a cut, in place.
 
     Args:
@@ -48,13 +48,18 @@ def rescale_norms(small: nn.Module, analysis: Analysis, removed: Labels) -> dict
     return changes
 
 
-def precision_of_norms(analysis: Analysis, removed: Labels) -> torch.dtype | None:
+def rescaled_norms(analysis: Analysis, removed: Mask) -> set[str]:
+    """Return the modules that are rescaled."""
+    return {name for name, _, _ in _ratios(analysis, removed)}
+
+
+def precision_of_norms(analysis: Analysis, removed: Mask) -> torch.dtype | None:
     """Return the coarsest precision of norms that are rescaled, which may be below that of the model."""
     dtypes = [dtype for _, _, dtype in _ratios(analysis, removed)]
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
 
-def _ratios(analysis: Analysis, removed: Labels) -> Iterator[tuple[str, float, torch.dtype]]:
+def _ratios(analysis: Analysis, removed: Mask) -> Iterator[tuple[str, float, torch.dtype]]:
     """Yield norms whose number of channels changed, the ratio of the old to the new number, and their precision."""
     seen = set()
     for operation in analysis.traces[0].operations:

@@ -1,4 +1,4 @@
-"""Inputs of other sizes, to follow a model where its path depends on them."""
+"""Inputs of other sizes and with other numbers, to follow a model where its path depends on them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from proxmo.compaction.outputs import are_close
 
 _MOST = 3
 """The largest number of other inputs that a model is followed on."""
-_NOISY = 4
-"""How often each of them is compared with noise: what a branch of ReLU hides in one sample shows in another."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Probes:
 
     example: ModelInputs
     others: tuple[ModelInputs, ...]
-    """Inputs of other sizes."""
+    """Inputs of other sizes, and with other numbers."""
     compared: tuple[ModelInputs, ...]
     """Inputs that outputs are compared on: all of these, and the same with noise."""
     trains: bool
@@ -47,8 +45,8 @@ class Probes:
             )
         if not are_close(example.output_tensors(model), outputs):
             raise CompactionError("the model is not deterministic in evaluation mode")
-        others = tuple(other_sizes(model, example))
-        noisy = [inputs.with_noise(seed) for seed in range(_NOISY) for inputs in (example, *others)]
+        others = (*other_sizes(model, example), *other_numbers(model, example))
+        noisy = [inputs.with_noise() for inputs in (example, *others)]
         compared = (example, *others, *(inputs for inputs in noisy if _runs(model, inputs)))
         return cls(example, others, compared, runs_in_training(model, example))
 
@@ -101,6 +99,17 @@ def other_sizes(model: nn.Module, inputs: ModelInputs) -> list[ModelInputs]:
         if len(found) == _MOST:
             break
     return found
+
+
+def other_numbers(model: nn.Module, inputs: ModelInputs) -> list[ModelInputs]:
+    """Return inputs with other Python numbers, if there are any and the model takes others: zero is not a constant."""
+
+    def change(x: Any) -> Any:
+        return 2 * x + 0.5 if type(x) is float else x + 1 if type(x) is int else x
+
+    changed = ModelInputs(*pytree.tree_map(change, (inputs.args, inputs.kwargs)))
+    numbers = [x for x in pytree.tree_leaves((inputs.args, inputs.kwargs)) if type(x) in (int, float)]
+    return [changed] if numbers and _runs(model, changed) else []
 
 
 def _larger(size: int) -> int:

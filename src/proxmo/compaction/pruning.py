@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +12,22 @@ from torch import nn
 from proxmo.compaction.analysis import Analysis, Family
 from proxmo.compaction.attributes import AttributeSearch, Setting
 from proxmo.compaction.cutting import Removal, silenced, without_units
+from proxmo.compaction.equivalence import Equivalence
+from proxmo.compaction.example_inputs import tensors_in_objects
 from proxmo.compaction.labels import Labels
 from proxmo.compaction.outputs import are_close, largest_difference
 from proxmo.compaction.probes import Probes, runs_in_training
 from proxmo.compaction.splits import Site
+
+
+class Plan(NamedTuple):
+    """What to remove."""
+
+    quiet: nn.Module
+    """A copy of the model in which the units to remove are silent."""
+    analysis: Analysis
+    """What is known of a model with the same operations as this copy."""
+    removals: list[Removal]
 
 
 class Pruner:
@@ -44,14 +57,14 @@ class Pruner:
             once: whether to leave units that nothing reads only since others were removed.
         """
         while True:
-            quiet, removals = self._plan(once)
-            small = self._attempt(quiet, removals)
+            plan = self._plan(once)
+            small = self._attempt(plan, plan.removals)
             if isinstance(small, nn.Module):
                 return small
-            self._find_failing(quiet, removals, small)
+            self._find_failing(plan, small)
 
-    def _plan(self, once: bool) -> tuple[nn.Module, list[Removal]]:
-        """Return a copy in which the units to remove are silent, and these units."""
+    def _plan(self, once: bool) -> Plan:
+        """Decide what to remove."""
         quiet, analysis = self.model, self.analysis
         removed: dict[int, Labels] = {}
         self._one_stays = set()
@@ -71,25 +84,30 @@ class Pruner:
                     removed[key] = np.union1d(gone, units)
             if new:
                 quiet = silenced(quiet, new, analysis.folds)  # may leave others that nothing reads
+                if not once or _tensor_names(quiet) != _tensor_names(analysis.model):
+                    analysis = Analysis(quiet, self.probes.to_trace(), self.analysis.choices)
             if once or not new:
                 families = {int(family.atoms[0]): family for family in self.analysis.families}
-                return quiet, [Removal(families[key], units) for key, units in removed.items()]
-            analysis = Analysis(quiet, self.probes.to_trace(), self.analysis.choices)
+                return Plan(quiet, analysis, [Removal(families[key], units) for key, units in removed.items()])
 
-    def _attempt(self, quiet: nn.Module, removals: list[Removal]) -> nn.Module | str:
+    def _attempt(self, plan: Plan, removals: list[Removal]) -> nn.Module | str:
         """Return the model without the units, or why there is none."""
         if not removals:
             self.attributes, self.precision = {}, None
-            return copy.deepcopy(quiet)
-        small = without_units(quiet, removals)
+            return copy.deepcopy(plan.quiet)
+        small = without_units(plan.quiet, removals)
         search = AttributeSearch(small, self.analysis, removals, self.probes.example)
-        problem = search.run() or self._why_rejected(small, search.precision)
+        problem = (
+            search.run()
+            or self._why_rejected(small, search.precision)
+            or Equivalence(plan.analysis, removals).why_different(small, self.probes.to_trace())
+        )
         if problem is not None:
             return problem
         self.attributes, self.precision = search.changes, search.precision
         return small
 
-    def _find_failing(self, quiet: nn.Module, removals: list[Removal], problem: str) -> None:
+    def _find_failing(self, plan: Plan, problem: str) -> None:
         """Refuse the families whose removal fails, by halves."""
         accepted: list[Removal] = []
 
@@ -98,13 +116,13 @@ class Pruner:
                 self.refused[int(group[0].family.atoms[0])] = problem
                 return
             for half in (group[: len(group) // 2], group[len(group) // 2 :]):
-                outcome = self._attempt(quiet, [*accepted, *half])
+                outcome = self._attempt(plan, [*accepted, *half])
                 if isinstance(outcome, str):
                     add(half, outcome)
                 else:
                     accepted.extend(half)
 
-        add(removals, problem)
+        add(plan.removals, problem)
 
     def _why_rejected(self, candidate: nn.Module, precision: torch.dtype | None) -> str | None:
         """Return why the candidate is not equivalent to the model, or ``None`` if it is."""
@@ -122,6 +140,17 @@ class Pruner:
     def output_difference(self, small: nn.Module) -> float:
         """Return the largest difference to the outputs of the original model on the example inputs."""
         return largest_difference(self.probes.example.output_tensors(small), self.expected[0][1])
+
+    def object_notes(self, small: nn.Module) -> list[str]:
+        """Return a line for each kind of object in the outputs with tensors that changed: these do not count."""
+        with torch.no_grad():
+            before, after = (tensors_in_objects(self.probes.example.call(model)) for model in (self.model, small))
+        return [
+            f"the model: returns a {name} whose tensors are not those of the original: only tensors in tuples, lists, "
+            "dictionaries and dataclasses count as outputs"
+            for name, tensors in before.items()
+            if not are_close(after.get(name, []), tensors, self.precision)
+        ]
 
     def kept_notes(self) -> list[str]:
         """Return a line for each layer and reason that zero units were kept, and for all that was not followed."""
@@ -160,6 +189,10 @@ class Pruner:
         parameters = dict(self.model.named_parameters())
         layers = (name.rpartition(".")[0] or name for name in self.analysis.unused if name in parameters)
         return list(dict.fromkeys(layers))
+
+
+def _tensor_names(model: nn.Module) -> set[str]:
+    return {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
 
 
 def value_branch_notes(analysis: Analysis) -> list[str]:

@@ -20,7 +20,6 @@ from proxmo.compaction.calls import Call, bind_arguments, operator_name
 from proxmo.compaction.errors import CompactionError
 from proxmo.compaction.example_inputs import ModelInputs, output_tensors
 from proxmo.compaction.labels import Facts, Labels, Operation, Values, atoms_in, tensors_in, without_units
-from proxmo.compaction.movement_rules import has_atoms
 from proxmo.compaction.rules import not_understood, rule_for
 from proxmo.compaction.splits import Splits
 
@@ -40,10 +39,14 @@ class ModelAtoms:
                 self.starts[name, axis] = self.size
                 self.size += length
 
-    def labels(self, name: str) -> tuple[Labels, ...]:
-        """Return the labels of a tensor of the model."""
-        shape = self.tensors[name].shape
-        return tuple(np.arange(length, dtype=np.int64) + self.starts[name, axis] for axis, length in enumerate(shape))
+    def labels(self) -> dict[str, tuple[Labels, ...]]:
+        """Return the labels of all axes of each tensor of the model."""
+        return {
+            name: tuple(
+                np.arange(length, dtype=np.int64) + self.starts[name, axis] for axis, length in enumerate(tensor.shape)
+            )
+            for name, tensor in self.tensors.items()
+        }
 
 
 @dataclass
@@ -68,7 +71,7 @@ class Trace:
         for k in range(len(self.operations) - 1, -1, -1):
             live[k] |= self.operations[k].decides
             if live[k]:
-                live[[source for source in self.operations[k].sources if source >= 0]] = True
+                live[[operand.source for operand in self.operations[k].operands if operand.source >= 0]] = True
         return live
 
     def live_operations(self) -> list[Operation]:
@@ -80,7 +83,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         model: the model, in evaluation mode.
-        atoms: its atoms.
+        labels: those of its parameters and buffers.
         splits: the choices where axes are split.
         constants: the constants of its parameters and buffers, if zeros matter.
         keep_outputs: whether to keep what all modules return.
@@ -89,7 +92,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         model: nn.Module,
-        atoms: ModelAtoms,
+        labels: dict[str, tuple[Labels, ...]],
         splits: Splits,
         constants: dict[str, tuple[Values | None, ...]],
         *,
@@ -104,15 +107,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[tuple[str, nn.Module]] = []
         for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
             known = constants.get(name, (None,) * tensor.dim())
-            entry = Entry(tensor, Facts(atoms.labels(name), known, False), -1)
+            entry = Entry(tensor, Facts(labels[name], known, False), -1, name)
             self._entries[id(tensor)] = entry
             self._names[id(tensor)] = name
             self._by_memory[tensor.data_ptr(), tensor.shape] = entry
 
     def run(self, inputs: ModelInputs) -> Trace:
         """Call the model and return what was recorded."""
-        for tensor in tensors_in([inputs.args, inputs.kwargs]):
-            self._entries[id(tensor)] = Entry(tensor, without_units(tensor.shape, varies=True), -1)
+        for number, tensor in enumerate(tensors_in([inputs.args, inputs.kwargs])):
+            facts = without_units(tensor.shape, varies=True)
+            self._entries[id(tensor)] = Entry(tensor, facts, -1, f"input {number}")
         with torch.no_grad(), self._hooks():
             try:
                 with self:
@@ -122,7 +126,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             end = Operation("output", "", [])
             for tensor in output_tensors(outputs):
                 entry = self._entry(tensor)
-                end.sources.append(entry.source)
+                end.operands.append(entry.as_operand())
                 for labels in entry.facts.labels:
                     end.block(labels, _OUTPUT)
             self.trace.operations.append(end)
@@ -133,7 +137,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         rule = rule_for(func)
         operands = [self._entry(tensor) for tensor in tensors_in([args, kwargs])]
-        if rule is None and any(has_atoms(entry.facts) for entry in operands):
+        if rule is None and not all(entry.facts.is_fixed for entry in operands):
             decomposed = self._decomposed(func, args, kwargs)
             if decomposed is not NotImplemented:
                 return decomposed
@@ -156,7 +160,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record(self, func: Any, rule: Any, arguments: dict[str, Any], out: Any, operands: list[Entry]) -> None:
         name = operator_name(func)
         module_name, module = self._stack[-1] if self._stack else ("", self._model)
-        operation = Operation(name.strip("_"), module_name, [entry.source for entry in operands])
+        operation = Operation(name.strip("_"), module_name, [entry.as_operand() for entry in operands])
+        operation.arguments = {key: value for key, value in arguments.items() if not tensors_in(value)}
         index = len(self.trace.operations)
         self.trace.operations.append(operation)
         operation.decides = name in _DECIDING and any(entry.facts.varies for entry in operands)
@@ -164,7 +169,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = Call(func, arguments, results, operation, self._facts, self._splits, module)
         facts = self._apply(rule, call)
         self._record_made(operation, operands, facts)
-        operation.results = [labels for some in facts for labels in some.labels if (labels >= 0).any()]
+        operation.results = [some.labels for some in facts]
         written = _written_tensors(func, arguments)
         shows = None if written else _shown_tensor(func, arguments, operands)
         starts = _starts(results, arguments) if shows is not None else []
@@ -176,7 +181,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 else:
                     entry.write(some, index, operation, self._splits)
                 continue
-            entry = Entry(tensor, some, index)
+            entry = Entry(tensor, some, index, position=position)
             if shows is not None:
                 derive = self._derivation(call, rule, position)
                 entry.view = View(shows, func, arguments, position, starts[position], derive, shows.version)
@@ -220,7 +225,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             entry = self._by_memory.get((tensor.data_ptr(), tensor.shape))  # such as parameter.data
             if entry is None or tensor.numel() == 0:
                 entry = Entry(tensor, without_units(tensor.shape, varies=True), -1)
-            self._entries[id(tensor)] = Entry(tensor, entry.facts, entry.source)
+            self._entries[id(tensor)] = Entry(tensor, entry.facts, entry.source, entry.name)
             return self._entries[id(tensor)]
         if id(tensor) in self._names:
             self.trace.used.add(self._names[id(tensor)])
