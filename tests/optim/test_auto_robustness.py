@@ -82,7 +82,7 @@ def test_zero_gradients_during_the_run_keep_everything_finite() -> None:
     torch.testing.assert_close(x.detach(), torch.tensor([1.95, -0.95, 0.0]), rtol=0, atol=0.2)
 
 
-def test_error_still_falls_between_a_thousand_and_ten_thousand_steps_in_float32() -> None:
+def test_error_falls_like_one_over_k_in_float32() -> None:
     """Neither freezes nor drifts: with independent noise the error of the best estimate falls like 1/k."""
     errors = []
     for steps in (500, 5000):
