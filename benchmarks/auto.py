@@ -38,7 +38,6 @@ VARIANTS: dict[str, dict[str, float]] = {
     "lr is never halved": {"STALL": -math.inf},
     "no average": {"AVERAGING": 0.0},
     "γ = k^(-1/2)": {"AVERAGING": 0.5},
-    "γ = k^(-5/6)": {"AVERAGING": 5 / 6},
     "first move 1e-4": {"FIRST_MOVE": 1e-4},
     "first move 1e-1": {"FIRST_MOVE": 1e-1},
 }
