@@ -28,8 +28,12 @@ class Dataset(NamedTuple):
 
 
 def embedded(name: str) -> Dataset:
-    """Load ``"breast-cancer"`` or ``"digits"``, which ship with scikit-learn."""
-    load = {"breast-cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}[name]
+    """Load ``"breast-cancer"``, ``"digits"`` or ``"wine"``, which ship with scikit-learn."""
+    load = {
+        "breast-cancer": datasets.load_breast_cancer,
+        "digits": datasets.load_digits,
+        "wine": datasets.load_wine,
+    }[name]
     inputs, labels = load(return_X_y=True)
     spread = inputs.std(0)
     standardized = (inputs - inputs.mean(0)) / np.where(spread > 0, spread, 1)

@@ -60,10 +60,18 @@ class AutoProxSGD(ProxOptimizer):
     ``lr`` is a factor on the tuned step size, 1 by default. Parameter groups may differ in it, and a scheduler scales
     the tuned step size by it, that of the prox too. There is no ``momentum`` to set or to schedule.
 
-    It is a heuristic without a proof; `docs/theory.md` has what was measured. Tune `ProxSGD` instead where the problem
-    changes during the run, since lr only falls once the scale is found; where x₀ = 0 and useful weights are far smaller
-    than 0.01; in a short training run that a schedule should bring to an end; and for bfloat16 weights, which lose
-    moves below their rounding. A gradient with NaN or inf spoils all parameters, not only its own: see ``nonfinite``.
+    It is a heuristic without a proof; `docs/theory.md` has what was measured. Do not use it
+
+    - where the first gradients are a hundred times larger than later ones, or rare ones are: all gradients count, so
+      that lr stays small for long. Clip them, as with ``torch.nn.utils.clip_grad_norm_``.
+    - in runs of a few hundred steps, where `ProxSGD` with `CosineRates` and a tuned lr is ahead, and together with an
+      annealing schedule in such runs: lr has not found its scale yet when the schedule lowers it.
+    - where the problem changes during the run, since lr hardly grows again once the scale is found.
+    - where x₀ = 0 and the scale of the solution is far from 1: by factors of 10⁴ or more, errors were up to 30 times as
+      large after 2,000 steps. Start off zero, or choose another unit.
+    - for bfloat16 weights, which lose moves below their rounding.
+
+    A gradient with NaN or inf spoils all parameters, not only its own: see ``nonfinite``.
 
     It keeps two copies of the parameters (x₀, and where c was last halved) besides the average, which is in float32 for
     half-precision parameters. The averages of parameters with fewer gradients have their own k.
