@@ -83,6 +83,29 @@ def test_claims_of_a_training_experiment() -> None:
     assert len(comparison_report.claims(comparison(Proxy()))) == 2  # runs too short for a claim about smoothness
 
 
+def test_table_explains_the_objective_and_the_batch_sizes() -> None:
+    note = comparison_report.section(comparison(), "digits", {}).tables[0].note
+    assert "F = f + ψ, the training loss plus the penalty" in note
+    assert "ψ = 2.000 ± 0.000 with momentum, ψ = 2.000 ± 0.000 without, F = 2.600 ± 0.141 with momentum" in note
+    assert "in place of" not in note
+    scaled = Comparison(Regularized(), [record(0.9, 0.1, 0.5, 0.8, batch=16), record(0.0, 0.1, 0.8, 0.6, batch=16),
+                                        record(0.9, 0.1, 0.5, 0.8, batch=4)])  # fmt: skip
+    assert (
+        "Batches of 16, 4 take the place of the paper's 256, 64"
+        in comparison_report.section(scaled, "digits", {}).tables[0].note
+    )
+    claims = {claim.statement: claim for claim in comparison_report.claims(scaled)}
+    best = claims["batch 4 (in place of 64): best for momentum by training loss, one seed"]
+    assert (best.paper, best.agrees) == ("lr 0.01, momentum 0.9", False)
+    annealed = replace(record(0.9, 0.1, 0.1, 0.9), setting=Setting(0.1, 0.9, 256, 3, 8, 0, annealed=True))
+    found = Comparison(Regularized(), [*comparison().records, annealed])
+    assert found.tuned(256, vanilla=False) == comparison().tuned(
+        256, vanilla=False
+    )  # a variant, not the paper's method
+    rows = comparison_report.section(found, "digits", {}).tables[0].rows
+    assert [row[4] for row in rows if row[0] == "momentum 0.9, annealed"] == ["0.100"]
+
+
 def test_roughness_ignores_the_rate_of_improvement() -> None:
     def run(momentum: float, accuracies: list[float], *, diverged: bool = False) -> Record:
         epochs = [Epoch(1.0, 1.0, accuracy, 0.0, 0.0, 0.0) for accuracy in accuracies]

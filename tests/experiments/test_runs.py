@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -85,6 +86,19 @@ def test_regularized_training_learns_and_measures_sparsity() -> None:
         weights[0][:2] = 0
     channels = sum(len(w) for w in weights)
     assert trainer.measures()["zero_channels"] == pytest.approx(2 / channels)
+
+
+def test_annealed_run_lowers_lr_and_one_minus_momentum_together() -> None:
+    """By steps, not by epochs; the rates continue from a checkpoint."""
+    setting, images = replace(SETTING, epochs=2, annealed=True), few_images()
+    trainer = RegularizedTrainer(setting, images, "cpu")
+    trainer.train_epoch()
+    resumed = RegularizedTrainer(setting, images, "cpu")
+    resumed.set_state(copy.deepcopy(trainer.state()))
+    assert resumed.train_epoch() == trainer.train_epoch()
+    group = resumed.optimizer.param_groups[0]
+    assert 0 < group["lr"] < 0.1 * SETTING.lr  # the last of 2·3 steps
+    assert (1 - group["momentum"]) / group["lr"] == pytest.approx((1 - SETTING.momentum) / SETTING.lr)
 
 
 def test_proxy_training_uses_both_losses() -> None:

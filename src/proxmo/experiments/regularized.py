@@ -98,7 +98,7 @@ class Regularized(TrainingExperiment):
         ),
         quick=Size(8, Grid((256,), rates=(0.3, 0.1, 0.03), momenta=(0.0, 0.9), epochs=10)),
         # 1,437 images in batches of 16 are 89 steps per epoch; batches of 256 would be 5, with hardly any noise
-        quick_on_digits=Size(8, Grid((16, 8, 4), rates=(1.0, 0.1, 0.01), momenta=(0.0, 0.9), epochs=6)),
+        quick_on_digits=Size(8, Grid((16, 8, 4), rates=(0.1, 0.01), momenta=(0.0, 0.9), epochs=12)),
     )
 
     def trainer(self, options: Options) -> Callable[[Setting, Images, str], Trainer]:

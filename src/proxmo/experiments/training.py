@@ -178,7 +178,7 @@ def run_name(experiment: str, setting: Setting) -> str:
     """Return a readable file name for a run, unique for each setting.
 
     >>> run_name("regularized", Setting(lr=0.1, momentum=0.9, batch=256, epochs=10, width=8, seed=0))
-    'regularized-batch256-lr0.1-momentum0.9-seed0-129cf5'
+    'regularized-batch256-lr0.1-momentum0.9-seed0-3326ab'
     """
     digest = hashlib.sha256(json.dumps(asdict(setting), sort_keys=True).encode()).hexdigest()[:6]
     s, annealed = setting, "-annealed" if setting.annealed else ""
