@@ -439,7 +439,8 @@ class _Scaled(nn.Module):
         hidden = self.end(self.other(x).relu())
         for _ in range(steps):
             hidden = hidden + 1
-        return hidden + self.last(self.first(x).relu() * alpha)
+        inner = self.first(x).relu()
+        return hidden + self.last(inner * torch.full_like(inner, alpha))
 
 
 @pytest.mark.parametrize("example", [{"alpha": 0.0}, {"alpha": 1.0, "steps": 0}])
