@@ -77,7 +77,7 @@ def check_reference(problem: Regression, solution: object) -> None:
     assert abs(gap) < 1e-7 * float(problem.objective(problem.start(1)))
 
 
-@pytest.mark.parametrize("problem", REGRESSIONS.values(), ids=str)
+@pytest.mark.parametrize("problem", REGRESSIONS.values(), ids=REGRESSIONS.keys())
 def test_gradients_are_those_of_the_objective(problem: Regression) -> None:
     x = torch.randn(problem.start(1).shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x.requires_grad_()

@@ -262,7 +262,7 @@ def test_penalties_on_singular_values_take_one_number(penalty: proxmo.Penalty, s
 
 
 @dataclass
-class RowNorms(proxmo.penalties.base.Grouped):
+class RowNorms(proxmo.penalties.kinds.Grouped):
     """A user's group penalty whose prox supports only scalar steps; its formula is wrong for others."""
 
     strength: float
