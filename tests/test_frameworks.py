@@ -25,6 +25,7 @@ ACCUMULATED = 2  # batches per step, to detect a scheduler or a prox that runs p
 LIGHTNING_WARNINGS = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),  # deprecated by torch
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* is not empty:UserWarning"),  # when resuming
+    pytest.mark.filterwarnings("ignore:The `srun` command is available:UserWarning"),  # on a machine with Slurm
 ]
 
 

@@ -102,6 +102,22 @@ def test_distance_is_zero_at_a_minimum_only() -> None:
     assert criteria.stationarity(optimizer) == pytest.approx(0.0625)
 
 
+@pytest.mark.parametrize("ball", [proxmo.L2Ball(0.7, dim=0), proxmo.L1Ball(5.0, dim=0)], ids=str)
+def test_projected_points_in_float32_are_on_the_boundary(ball: proxmo.Penalty) -> None:
+    generator = torch.Generator().manual_seed(5)
+    target = 5 * torch.randn(1000, 10, generator=generator)
+    x = Parameter(ball.prox(target, 1.0))
+    x.grad = x.detach() - target  # the solution of min ½‖x − target‖² in the ball
+    assert criteria.stationarity(proxmo.ProxSGD([x], penalty=ball)) < 1e-6 * target.square().sum()
+
+
+def test_nan_does_not_go_unseen() -> None:
+    x = Parameter(torch.tensor([math.nan, 1.0]))
+    x.grad = torch.ones(2)
+    for penalty in (proxmo.L1(1.0), proxmo.Box(0.0, 2.0), proxmo.Huber(1.0, 1.0)):
+        assert math.isnan(criteria.stationarity(proxmo.ProxSGD([x], penalty=penalty)))
+
+
 def test_units_that_span_parameters() -> None:
     """A unit is a row of the weight with its bias; what units leave out counts as not penalised."""
     weight = Parameter(torch.tensor([[0.0, 0.0], [3.0, 0.0]], dtype=DOUBLE))
@@ -124,6 +140,10 @@ def test_unknown_subdifferentials_are_refused() -> None:
         criteria.stationarity(proxmo.ProxSGD([x], maximize=True))
     with pytest.raises(ValueError, match=r"x must be in the set of Box\(low=1.0, high=2.0\)"):
         proxmo.Box(1.0, 2.0).nearest_subgradient(torch.zeros(3), torch.zeros(3))
+    large = torch.full((1,), 1e30)  # its square is beyond float32
+    assert proxmo.SquaredL2(1.0).nearest_subgradient(large, large) == pytest.approx(1e30, rel=1e-6)
+    with pytest.raises(TypeError, match="v must be a tensor, got list"):
+        proxmo.L1(1.0).nearest_subgradient(torch.zeros(1), [0.0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"v must have the shape of x, \(3,\), got \(2,\)"):
         proxmo.L1(1.0).nearest_subgradient(torch.zeros(3), torch.zeros(2))
 

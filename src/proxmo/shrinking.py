@@ -102,7 +102,7 @@ def shrink(
         parameters: in place of ``keep``, the share of the parameters of the model to keep.
         latency: in place of ``keep``, the time of a call on the first batch as a share of that of the model; it is
             measured, so it is met as well as the machine allows.
-        optimizer: makes the optimizer from parameter groups. Transformers want
+        optimizer: makes the optimizer from parameter groups, one whose ``step`` needs no closure. Transformers want
             ``functools.partial(proxmo.ProxAdamW, lr=1e-3)``, with the lr that you have for AdamW.
         evaluate: maps a model to a number to report, such as its accuracy; called in evaluation mode.
         progress: show a progress bar on a terminal.

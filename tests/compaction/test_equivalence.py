@@ -71,9 +71,14 @@ def other_part_by_width(model: Tokens, tokens: Tensor) -> Tensor:
     return parts[0] if model.width > 7 else parts[1]
 
 
+def single_channel(model: Tokens, tokens: Tensor) -> Tensor:
+    hidden: Tensor = model.embedding(tokens)
+    return hidden * (hidden[..., 2:3] > -1)
+
+
 CASES = [
     *(rectify_half, branch_on_width, take_tokens_by_width, number_by_width, constant_by_width),
-    *(flip_by_width, other_operand_by_width, other_part_by_width),
+    *(flip_by_width, other_operand_by_width, other_part_by_width, single_channel),
 ]
 
 

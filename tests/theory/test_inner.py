@@ -106,3 +106,9 @@ def test_noise_needs_an_allowed_error() -> None:
         inner_steps(1.0, 1.0, noise_variance=1.0)
     with pytest.raises(ValueError, match=r"noise_variance must be a finite number >= 0, got -1.0"):
         inner_steps(1.0, 1.0, noise_variance=-1.0, inexactness=1.0)
+
+
+@pytest.mark.parametrize(("M", "noise", "inexactness"), [(1.0, 1e200, 1e-200), (1.0, 1e150, 1e-50), (1e-320, 1.0, 1.0)])
+def test_numbers_of_steps_beyond_all_numbers_are_refused(M: float, noise: float, inexactness: float) -> None:
+    with pytest.raises(ValueError, match="the number of inner steps must be finite, got InnerSchedule"):
+        InnerSchedule(90.0, M, noise, inexactness)

@@ -228,3 +228,8 @@ def test_corollary_2_holds_as_printed() -> None:
             printed = 372 * math.log(math.e * horizon) * (math.sqrt(variance / horizon) + 1 / horizon)
             largest = max(largest, schedule.guarantee(horizon) / printed)
     assert 0.9 < largest < 1
+
+
+def test_a_regime_without_a_bound_on_the_momentum_error_says_so() -> None:
+    with pytest.raises(ValueError, match="has no bound on the momentum error"):
+        theory.REGIMES["monotone"].variance_rate  # noqa: B018

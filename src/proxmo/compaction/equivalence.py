@@ -109,7 +109,7 @@ class Equivalence:
 
     def _match(self, before: tuple[Labels, ...], after: tuple[Labels, ...]) -> bool:
         """Return whether the axes of a tensor are those of another without the removed units."""
-        old, new = [labels[~self._is_removed(labels)] for labels in before], list(after)
+        old, new = [self._left(labels) for labels in before], list(after)
         if len(old) != len(new):  # torch leaves out some axes of size 1
             old, new = ([labels for labels in axes if len(labels) != 1] for axes in (old, new))
         return len(old) == len(new) and all(map(self._same_labels, old, new))
@@ -121,8 +121,14 @@ class Equivalence:
             return False
         if (old == old[:1]).all():  # a single unit, whose axis may be merged with another or not
             return True
+        return self._equal(old, new)
+
+    def _equal(self, old: Labels, new: Labels) -> bool:
         free = (old == WILD) | (new == WILD) | (old >= self.analysis.atoms.size)
         return bool((free | (old == new)).all())
+
+    def _left(self, labels: Labels) -> Labels:
+        return labels[~self._is_removed(labels)]
 
     def _is_removed(self, labels: Labels) -> Mask:
         return (labels >= 0) & self.removed[np.maximum(labels, 0)]
@@ -132,14 +138,22 @@ class Equivalence:
         (source,) = step.sources
         return source.labels is not None and bool(self._is_removed(source.labels[step.arguments["dim"]]).any())
 
+    def _takes_same_parts(self, old: _Step, new: _Step) -> bool:
+        """Return whether operations by positions, which may differ, take the same units of an axis."""
+        dim = old.arguments["dim"]
+        if dim != new.arguments["dim"] or len(old.results) != len(new.results):
+            return False
+        pairs = [(self._left(a[dim]), b[dim]) for a, b in zip(old.results, new.results, strict=True)]
+        return all(len(a) == len(b) and self._equal(a, b) for a, b in pairs)
+
     def _same_arguments(self, old: _Step, new: _Step) -> bool:
         if old.arguments.keys() != new.arguments.keys():
             return False
         if old.module in self.rescaled:
             return True
-        sizes = _SIZES.get(old.name, set())
         if old.name in _POSITIONS and self._takes_removed(old):
-            sizes = old.arguments.keys() - {"dim"}  # the labels of the result tell what is taken
+            return self._takes_same_parts(old, new)
+        sizes = _SIZES.get(old.name, set())
         return all(value == new.arguments[key] for key, value in old.arguments.items() if key not in sizes)
 
 
@@ -159,6 +173,8 @@ class _Step(NamedTuple):
     module: str
     sources: list[_Source]
     arguments: dict[str, Any]
+    results: list[tuple[Labels, ...]]
+    """The labels of all axes of all results; empty for what the next step takes over."""
 
 
 class _Steps(list[_Step]):
@@ -183,10 +199,10 @@ class _Steps(list[_Step]):
         name, arguments = operation.name, operation.arguments
         sources = [_Source(self._origin(operand), operand.labels) for operand in operation.operands]
         if name in _SUMS and arguments["alpha"] == arguments["beta"] == 1:  # which torch takes depends on the layout
-            self.append(_Step(_SUMS[name], operation.module, sources[1:], {}))
+            self.append(_Step(_SUMS[name], operation.module, sources[1:], {}, []))
             name, arguments = "add", {"alpha": 1}
             sources = [_Source((len(self) - 1, 0), None), sources[0]]
-        self.append(_Step(name, operation.module, sources, arguments))
+        self.append(_Step(name, operation.module, sources, arguments, operation.results))
 
     def _owner(self, operation: Operation) -> str | None:
         return next((name for name in self._replaced if f"{operation.module}.".startswith(f"{name}.")), None)

@@ -64,11 +64,11 @@ class AutoProxSGD(ProxOptimizer):
 
     - where the first gradients are a hundred times larger than later ones, or rare ones are: all gradients count, so
       that lr stays small for long. Clip them, as with ``torch.nn.utils.clip_grad_norm_``.
-    - in runs of a few hundred steps, where `ProxSGD` with `CosineRates` and a tuned lr is ahead, and together with an
-      annealing schedule in such runs: lr has not found its scale yet when the schedule lowers it.
+    - in runs of a few hundred steps from untrained weights, where `ProxSGD` with `CosineRates` and a tuned lr is ahead,
+      least of all with an annealing schedule: lr has not found its scale yet when the schedule lowers it.
     - where the problem changes during the run, since lr hardly grows again once the scale is found.
-    - where x₀ = 0 and the scale of the solution is far from 1: by factors of 10⁴ or more, errors were up to 30 times as
-      large after 2,000 steps. Start off zero, or choose another unit.
+    - where x₀ = 0 and the scale of the solution is far from 1: with a factor of 10⁴ errors were up to 17 times as large
+      after 2,000 steps, with 10⁶ 33 times. Start off zero, or choose another unit.
     - for bfloat16 weights, which lose moves below their rounding.
 
     A gradient with NaN or inf spoils all parameters, not only its own: see ``nonfinite``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,14 @@ def _field_checks(penalty_class: type[Penalty]) -> dict[str, Callable[[str, Any]
 def widen(x: Tensor) -> Tensor:
     """Return ``x`` in a dtype to compute in: at least float32."""
     return x.float() if x.dtype in _NARROW else x
+
+
+def rounding_slack(x: Tensor) -> float:
+    """Return the relative violation of a constraint that rounding explains.
+
+    That is one rounding to the dtype of ``x``, and a few in sums in the dtype of the computation.
+    """
+    return torch.finfo(x.dtype).eps + 16 * torch.finfo(widen(x).dtype).eps
 
 
 @dataclass
@@ -295,12 +304,14 @@ class Penalty(ABC):
         tensor([2.0000, 1.5000, 2.0000], dtype=torch.float64)
         """
         self.check(checks.floating("x", x))
-        if v.shape != x.shape:
+        if checks.floating("v", v).shape != x.shape:
             raise ValueError(f"v must have the shape of x, {tuple(x.shape)}, got {tuple(v.shape)}")
-        if bool(self.value(x).isinf()):
+        if not self._has_subgradient(x):
             raise ValueError(f"x must be in the set of {self}, or ψ has no subgradient there")
-        slack = torch.finfo(x.dtype).eps + 16 * torch.finfo(torch.float64).eps
-        return self._nearest_subgradient(x.double(), v.double(), slack) if x.numel() else v.double()
+        if x.numel() == 0:
+            return v.double()
+        nearest = self._nearest_subgradient(x.double(), v.double(), rounding_slack(x))
+        return torch.where(x.isnan(), math.nan, nearest)
 
     def block_shape(self, x: Tensor) -> tuple[int, ...]:
         """Return the shape of a step with one number per block, which broadcasts to ``x``.
@@ -365,6 +376,9 @@ class Penalty(ABC):
     def zero_groups(self, x: Tensor) -> tuple[int, int] | None:
         """Return how many groups of ``x`` are entirely zero and how many there are; ``None`` without groups."""
         return None
+
+    def _has_subgradient(self, x: Tensor) -> bool:
+        return True
 
     def _nearest_subgradient(self, x: Tensor, v: Tensor, slack: float) -> Tensor:
         """Return the projection of ``v`` onto ∂ψ(x); ``slack`` is the relative violation that rounding explains."""

@@ -18,7 +18,7 @@ from typing_extensions import Self
 from proxmo import shards
 from proxmo.kernels import Kernel
 from proxmo.penalties.axes import Groups, Step, indexing_axes
-from proxmo.penalties.base import Dim, Penalty
+from proxmo.penalties.base import Dim, Penalty, rounding_slack
 
 
 class Elementwise(Penalty):
@@ -133,11 +133,12 @@ class Constraint(Penalty):
 
     def value(self, x: Tensor) -> Tensor:
         def indicator(seen: Tensor) -> Tensor:
-            # one rounding to the dtype of x, and a few in sums in the dtype of the computation
-            slack = torch.finfo(x.dtype).eps + 16 * torch.finfo(seen.dtype).eps
-            return torch.where(self._inside(seen, slack), 0.0, math.inf).to(seen.dtype)
+            return torch.where(self._inside(seen, rounding_slack(x)), 0.0, math.inf).to(seen.dtype)
 
         return self._evaluate(x, indicator)
+
+    def _has_subgradient(self, x: Tensor) -> bool:
+        return bool(x.isnan().any() or self.value(x) == 0)
 
     def _prox(self, x: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return self._project(x, out)

@@ -43,6 +43,10 @@ class InnerSchedule:
         checks.nonnegative("inexactness", self.inexactness)
         if checks.nonnegative("noise_variance", self.noise_variance) and not self.inexactness:
             raise ValueError("inexactness must be > 0 where there is noise: no number of steps removes it; got 0")
+        try:
+            self.steps  # noqa: B018  raises if it is beyond all numbers
+        except (OverflowError, ValueError) as error:
+            raise ValueError(f"the number of inner steps must be finite, got {self}") from error
 
     @property
     def kappa(self) -> float:

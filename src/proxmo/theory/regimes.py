@@ -45,16 +45,20 @@ class Regime:
         return 2 * self.slope / self.descent
 
     @property
+    def _known_variance_descent(self) -> float:
+        if self.variance_descent is None:
+            raise ValueError(f"{self.source} has no bound on the momentum error")
+        return self.variance_descent
+
+    @property
     def variance_rate(self) -> float:
         """The same A for the mean of E‖m − ∇f‖²; only where that has a bound."""
-        assert self.variance_descent is not None
-        return (self.slope + self.alpha * self.gain**2 / self.slope) / self.variance_descent
+        return (self.slope + self.alpha * self.gain**2 / self.slope) / self._known_variance_descent
 
     @property
     def variance_remainder(self) -> float:
         """The same B for the mean of E‖m − ∇f‖²."""
-        assert self.variance_descent is not None
-        return self.scale(self.floor, 1.0) / self.variance_descent
+        return self.scale(self.floor, 1.0) / self._known_variance_descent
 
     def gamma(self, M: float, smoothness: float) -> float:
         """Return γ for this M; raise if M is below the floor."""
@@ -85,9 +89,8 @@ class Regime:
 
     def variance_bound(self, M: float, smoothness: float, noise_variance: float, start: float) -> float:
         """Return the bound on the mean of E‖m − ∇f‖², for the regimes that have one."""
-        assert self.variance_descent is not None
         fall = start + self.noise(M, smoothness, noise_variance)
-        return fall * self.scale(M, smoothness) / self.variance_descent
+        return fall * self.scale(M, smoothness) / self._known_variance_descent
 
     def best_M(self, smoothness: float, noise_variance: float, phi0: float, horizon: int) -> float:
         """Return the M of the guarantee, which balances the initial error, ∝ M/K, against the noise, ∝ 1/M."""
