@@ -100,7 +100,8 @@ def reproduce(
         int | None,
         typer.Option(
             min=1,
-            help="Independent runs. Default: 50 on the quadratic (always 3 of AutoProxSGD), 3 of networks, 2 with --preset medium.",
+            help="Independent runs. Default: 50 on the quadratic (always 3 of AutoProxSGD), 3 of networks, 2 with "
+            "--preset medium.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the report and the numbers.")] = Path("proxmo-results"),
