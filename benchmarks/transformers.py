@@ -10,6 +10,7 @@ needs an idle machine, and transformers.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -220,16 +221,18 @@ def _draw_losses(cells: dict[tuple[str, float], list[Record]]) -> Figure:
 
 @dataclass(frozen=True)
 class Setting:
-    """A model to time, on inputs of one size."""
+    """A model to time, on inputs of several sizes."""
 
     name: str
     make: Callable[[], nn.Module]
     vocabulary: int
-    batch: int
-    length: int
+    sizes: tuple[tuple[int, int], ...]
+    """Samples and tokens of each."""
+    example_size: tuple[int, int]
+    """To find units with: the smallest that tells what belongs together."""
 
-    def inputs(self) -> Tensor:
-        return torch.randint(self.vocabulary, (self.batch, self.length), generator=torch.Generator().manual_seed(0))
+    def tokens(self, size: tuple[int, int]) -> Tensor:
+        return torch.randint(self.vocabulary, size, generator=torch.Generator().manual_seed(0))
 
 
 def bert() -> nn.Module:
@@ -242,9 +245,8 @@ def bert() -> nn.Module:
 
 
 SETTINGS = (
-    Setting("byte transformer", ByteTransformer, 256, 8, CONTEXT),
-    Setting("BERT, 4 layers of base width", bert, 1000, 1, 128),
-    Setting("BERT, 4 layers of base width", bert, 1000, 8, 128),
+    Setting("byte transformer", ByteTransformer, 256, ((8, CONTEXT),), (2, CONTEXT)),
+    Setting("BERT, 4 layers of base width", bert, 1000, ((1, 128), (8, 128)), (2, 8)),
 )
 
 
@@ -279,21 +281,19 @@ class Timing:
 
 def timings(setting: Setting, repeats: int, thread_counts: list[int]) -> Iterator[Timing]:
     """Time the dense and the compacted models of a setting by turns."""
-    tokens = setting.inputs()
     torch.manual_seed(0)
     dense_model = setting.make().eval()
     made = {1.0: (dense_model, sum(p.numel() for p in dense_model.parameters()))}
     for share in SHARES[1:]:
         torch.manual_seed(0)
-        small, report = compacted(setting.make().eval(), tokens[:2], share)
+        small, report = compacted(setting.make().eval(), setting.tokens(setting.example_size), share)
         made[share] = small, report.parameters[1]
-    for count in thread_counts:
+    for size, count in itertools.product(setting.sizes, thread_counts):
         with threads(count), torch.inference_mode():
-            calls = {f"{share:g}": partial(model, tokens) for share, (model, _) in made.items()}
+            calls = {f"{share:g}": partial(model, setting.tokens(size)) for share, (model, _) in made.items()}
             seconds = by_turns(calls, repeats, max_seconds=60.0)
         for share, (_, parameters) in made.items():
-            sizes = (setting.name, setting.batch, setting.length, count, share, parameters)
-            yield Timing(*sizes, seconds[f"{share:g}"], seconds["1"])
+            yield Timing(setting.name, *size, count, share, parameters, seconds[f"{share:g}"], seconds["1"])
 
 
 def speed(out: Path, repeats: int, thread_counts: list[int]) -> None:
