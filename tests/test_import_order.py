@@ -12,7 +12,7 @@ import proxmo
 SOURCE = Path(proxmo.__file__).parent
 # From the bottom up; modules in one set may import each other.
 LAYERS = [
-    {"theory", "shards", "eager", "checks", "files"},
+    {"theory", "shards", "eager", "checks", "files", "progress"},
     {"kernels"},
     {"penalties"},
     {"secants"},
@@ -20,6 +20,7 @@ LAYERS = [
     {"layers", "schedules", "criteria", "estimates", "iterates", "proxy", "refit", "targets"},
     {"compaction"},
     {"shrinking"},
+    {"plot"},
     {"experiments"},
     {"cli"},
 ]
