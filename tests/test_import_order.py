@@ -17,7 +17,7 @@ LAYERS = [
     {"penalties"},
     {"secants"},
     {"optim"},
-    {"layers", "schedules", "criteria", "estimates", "iterates", "proxy", "refit", "targets"},
+    {"layers", "schedules", "criteria", "estimates", "iterates", "proxy", "refit", "targets", "history"},
     {"compaction"},
     {"shrinking"},
     {"plot"},

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from proxmo import checks, shards
 from proxmo.compaction import CompactionReport, compact, save_compact, unit_groups
 from proxmo.compaction.example_inputs import ModelInputs
+from proxmo.history import History
 from proxmo.layers import ParamGroups
 from proxmo.optim import AutoProxSGD, ProxOptimizer, ProxSGD
 from proxmo.penalties import GroupL2, Trimmed
@@ -56,6 +57,8 @@ class ShrinkReport:
     """Median seconds of a call on the first batch, dense and small by turns."""
     score: tuple[float, float] | None
     """What ``evaluate`` returned for the model as it was given and for the small one."""
+    history: History = field(default_factory=History, repr=False, compare=False)
+    """The loss, ψ, zeros and units left during the run; ``plot.history(report)`` draws them."""
 
     def __str__(self) -> str:
         rows = [("", "before", "after", "")]
@@ -139,7 +142,7 @@ def shrink(
             bar.show(loss=value, zeros=partial(_describe_zeros, trained), units=partial(_describe_units, training))
             training.step()
             rates.step()
-            target.step()
+            target.step(value)
     small, compaction = compact(trained.eval(), inputs)
     dense = copy.deepcopy(model).eval()
     return small, ShrinkReport(
@@ -149,6 +152,7 @@ def shrink(
         (_file_size(dense), _file_size(small)),
         _latencies([dense, small], inputs),
         None if evaluate is None else (evaluate(dense), evaluate(small)),
+        target.history,
     )
 
 
