@@ -16,6 +16,9 @@ from importlib.util import find_spec
 if find_spec("matplotlib") is None:
     raise ImportError("proxmo.plot needs matplotlib: pip install 'proxmo[plot]'")
 
+from proxmo.plot.paths import path
 from proxmo.plot.penalties import prox
+from proxmo.plot.runs import history
+from proxmo.plot.sizes import layers
 
-__all__ = ["prox"]
+__all__ = ["history", "layers", "path", "prox"]

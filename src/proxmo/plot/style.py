@@ -45,6 +45,11 @@ def new_axes(rows: int, columns: int, height: float) -> AxesArray:
     return np.array(figure.subplots(rows, columns, squeeze=False, sharex=rows > 1), dtype=object).ravel()
 
 
+def say_empty(ax: Axes, text: str) -> None:
+    """Write in the middle of axes why they are empty."""
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=GREY)
+
+
 def tidy(ax: Axes) -> None:
     """Remove the frame above and on the right."""
     ax.spines[["top", "right"]].set_visible(False)
