@@ -22,6 +22,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "docstrings",
     "mathml",
+    "pictures",
     "public_names",
     "tables",
 ]

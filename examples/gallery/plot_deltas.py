@@ -28,6 +28,7 @@ turned = upright.rot90(1, (1, 2))
 labels = torch.tensor(digits.target)
 order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
 few, test = order[:300], order[900:]
+STEPS = 300
 
 
 def batches(images: torch.Tensor, index: torch.Tensor, steps: int):
@@ -83,7 +84,7 @@ def fine_tune(make_change, make_optimizer) -> tuple[float, int]:
     changes = [p for name, p in model.named_parameters() if "parametrizations.weight.0" in name]
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
     optimizer, schedulers = make_optimizer(changes, biases)
-    for inputs, targets in batches(turned, few, 500):
+    for inputs, targets in batches(turned, few, STEPS):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
@@ -104,27 +105,37 @@ def stored(changes: list[torch.Tensor]) -> int:
 def with_penalty(penalty, keep=None):
     def make(changes, biases):
         groups = [{"params": changes, "penalty": penalty}, {"params": biases}]
-        optimizer = proxmo.ProxAdamW(groups, lr=LR, weight_decay=0.0, metric=METRIC)
-        rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 500)
-        return optimizer, [rates] if keep is None else [rates, proxmo.KeepScheduler(optimizer, keep, 500)]
+        optimizer = proxmo.ProxAdamW(groups, lr=0.01, weight_decay=0.0)
+        rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        return optimizer, [rates] if keep is None else [rates, proxmo.KeepScheduler(optimizer, keep, horizon=STEPS)]
 
     return make
 
 
-def with_adam(changes, biases):
-    optimizer = torch.optim.AdamW([*changes, *biases], lr=5e-3, weight_decay=0.0)
-    return optimizer, [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 500)]
+def with_adamw(lr):
+    def make(changes, biases):
+        optimizer = torch.optim.AdamW([*changes, *biases], lr, weight_decay=0.0)
+        return optimizer, [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)]
+
+    return make
 
 
 # %%
-# Each way at several sizes:
+# Each way at several sizes. lr is 0.01; LoRA takes the better of 0.01 and 0.03 at each rank.
 
 ways: dict[str, list[tuple[float, int]]] = {"everything": [fine_tune(Difference, with_penalty(None))]}
-ways["low rank: Nuclear"] = [fine_tune(Difference, with_penalty(proxmo.Nuclear(s))) for s in (0.1, 0.05, 0.02, 0.01)]
+ways["low rank: Nuclear"] = [fine_tune(Difference, with_penalty(proxmo.Nuclear(s))) for s in (0.1, 0.03, 0.01, 0.003)]
 ways["sparse: Trimmed(L1)"] = [
-    fine_tune(Difference, with_penalty(proxmo.Trimmed(proxmo.L1(0.0), keep=1.0), keep)) for keep in (0.02, 0.05, 0.1, 0.2)
+    fine_tune(Difference, with_penalty(proxmo.Trimmed(proxmo.L1(0.0), keep=1.0), keep)) for keep in (0.02, 0.05, 0.1)
 ]
-ways["LoRA, AdamW"] = [fine_tune(lambda w, r=rank: Factors(w, r), with_adam) for rank in (1, 2, 4, 8)]
+ways["LoRA"] = [
+    max(fine_tune(lambda weight: Factors(weight, rank), with_adamw(lr)) for lr in (0.01, 0.03))  # noqa: B023
+    for rank in (1, 2, 4, 8)
+]
+
+# %%
+# At equal storage the sparse difference is ahead here, and LoRA and the nuclear norm are level. LoRA trains far fewer numbers,
+# which is what it is made for: with a large model the memory of the optimizer decides, and the other two need all of it.
 
 figure, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
 for (label, points), style in zip(ways.items(), ("k*", "o-", "s-", "v--"), strict=True):

@@ -13,6 +13,8 @@ scikit-learn's ``SelectKBest`` in front of a network; or an ℓ1 logistic regres
 # %%
 # The task: recognise scikit-learn's digits from few of their 64 pixels.
 
+import warnings
+
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -56,38 +58,38 @@ def accuracy(model: nn.Module, X_test: np.ndarray) -> float:
 
 
 # %%
-# proxmo, and the 4, 8, 16 and 32 pixels with the most mutual information in front of the same network:
+# proxmo chooses 4, 8, 16 and 32 pixels while it trains:
 
 curves: dict[str, list[tuple[int, float]]] = {}
 chosen = {keep: train(X, keep) for keep in COUNTS}
-curves["proxmo: trimmed ℓ2,1"] = [(keep, accuracy(model, X_test)) for keep, model in chosen.items()]
 assert all(int(model[0].weight.any(0).sum()) == keep for keep, model in chosen.items())
-curves["SelectKBest, then a network"] = []
-information = mutual_info_classif(X, y, random_state=0)
-for keep in COUNTS:
-    selection = SelectKBest(lambda X, y: information, k=keep).fit(X, y)
-    model = train(selection.transform(X))
-    curves["SelectKBest, then a network"].append((keep, accuracy(model, selection.transform(X_test))))
+curves["proxmo: trimmed ℓ2,1"] = [(keep, accuracy(model, X_test)) for keep, model in chosen.items()]
 
 # %%
-# LassoNet follows a path of strengths from all inputs to none, so that one call gives all counts. To keep this script
-# short, its path begins late and has larger steps than its defaults, with fewer iterations in each.
+# The others rank the pixels, and the same network is trained on the best of them. LassoNet ranks them by the strength at
+# which they leave its path. To keep this script short, its path begins where pixels begin to leave, and has 20 iterations
+# for each strength in place of 100.
 
 lassonet = LassoNetClassifier(
-    hidden_dims=(100,), n_iters=(300, 60), lambda_start=300, path_multiplier=1.06, random_state=0, torch_seed=0, verbose=0
+    hidden_dims=(100,), n_iters=(300, 20), lambda_start=350, random_state=0, torch_seed=0, verbose=0
 )
-path = lassonet.path(X, y, return_state_dicts=True)
-points = []
-for entry in path:
-    lassonet.load(entry.state_dict)
-    points.append((int(entry.selected.sum()), 100 * lassonet.score(X_test, y_test)))
-curves["LassoNet, its path"] = [point for point in points if 3 <= point[0] <= 40]
+with warnings.catch_warnings(action="ignore"):
+    lassonet.path(X, y)
+rankings = {
+    "LassoNet, then a network": lassonet.feature_importances_.numpy(),
+    "SelectKBest, then a network": mutual_info_classif(X, y, random_state=0),
+}
+for label, scores in rankings.items():
+    curves[label] = []
+    for keep in COUNTS:
+        selection = SelectKBest(lambda X, y: scores, k=keep).fit(X, y)  # noqa: B023
+        curves[label].append((keep, accuracy(train(selection.transform(X)), selection.transform(X_test))))
 
 # %%
 # ℓ1 logistic regression: each of ten classes selects its own pixels, and their union counts.
 
 linear = []
-for C in np.geomspace(0.01, 0.3, 5):
+for C in (0.01, 0.02, 0.05, 0.1, 0.2):
     model = LogisticRegression(l1_ratio=1.0, C=C, solver="saga", max_iter=100, tol=1e-2).fit(X, y)
     linear.append((int(model.coef_.any(0).sum()), 100 * model.score(X_test, y_test)))
 curves["ℓ1 logistic regression"] = [point for point in linear if 3 <= point[0] <= 40]
@@ -96,7 +98,7 @@ curves["ℓ1 logistic regression"] = [point for point in linear if 3 <= point[0]
 # One seed each, so that differences of a point or two mean nothing.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained", width_ratios=(2, 1))
-for (label, points), style in zip(curves.items(), ("o-", "s--", ".:", "v:"), strict=True):
+for (label, points), style in zip(curves.items(), ("o-", "s--", "d--", "v:"), strict=True):
     left.plot(*zip(*points, strict=True), style, label=label)
     print(f"{label:30s}", ", ".join(f"{count}: {score:.1f}%" for count, score in points))
 left.set(xscale="log", xlabel="pixels in use", ylabel="test accuracy, %")
