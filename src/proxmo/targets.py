@@ -17,7 +17,8 @@ from proxmo.optim.units import seen_by_penalty, steps_of_units
 from proxmo.penalties.trimmed import Trimmed
 
 WINDOW = 0.1  # share of the ramp in which a block vanishes once it is no longer kept
-UPDATES = 200  # how often the strength is set during the ramp, and the history grows in a run: both look at all weights
+UPDATES = 200  # how often the strength is set during the ramp: it looks at all weights
+ROWS = 100  # how often the history is recorded in a run, for the same reason
 HOLD = 1e10  # a strength at which nothing that is not kept survives a step
 
 
@@ -33,7 +34,7 @@ class KeepScheduler:
     vanishes within a tenth of the ramp, or what remains of it; afterwards exactly ``keep`` blocks are left, unshrunk,
     and training goes on with them. Call ``step()`` after each ``optimizer.step()``, besides any lr scheduler. Trimmed
     penalties of parameter groups that are added later join the ramp where it is. If in the end more blocks are left
-    than asked for, it warns and says why. About two hundred times in a run it records how far it is in ``history``, a
+    than asked for, it warns and says why. About a hundred times in a run it records how far it is in ``history``, a
     `History`.
 
     Args:
@@ -97,7 +98,7 @@ class KeepScheduler:
         """
         self._find_penalties()
         self.last_step += 1
-        if self.last_step % max(1, self._horizon // UPDATES) == 0 or self.last_step == self._horizon:
+        if self.last_step % -(-self._horizon // ROWS) == 0 or self.last_step == self._horizon:
             self.history.record(self.optimizer, self.last_step, loss)
         self._set_keep()
         self._strengths = list(map(self._next_strength, self._penalties, self._strengths))
