@@ -17,6 +17,7 @@ import proxmo
 from proxmo.cli import REQUIRED
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PUBLIC = sorted(set(proxmo.__all__) - {"criteria", "theory"})
 
@@ -81,17 +82,19 @@ def _signature(parameter: inspect.Parameter) -> str:
     return f"{parameter.name}={shown}"
 
 
-def test_readme_lists_every_penalty_with_its_arguments() -> None:
+def test_guide_lists_every_penalty_with_its_arguments_and_shows_it() -> None:
+    guide = (DOCS / "penalties.md").read_text(encoding="utf-8")
     for name in PUBLIC:
         thing = getattr(proxmo, name)
         if inspect.isclass(thing) and issubclass(thing, proxmo.Penalty) and not inspect.isabstract(thing):
             arguments = ", ".join(_signature(p) for p in inspect.signature(thing).parameters.values())
-            assert f"| `{name}({arguments})` |" in README
+            assert f"| `{name}({arguments})` |" in guide
+            assert f"(pictures/{name}.svg)" in guide
 
 
 def test_code_in_readme_and_docs_prints_the_output_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    pages = README + "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))
+    pages = README + "".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", pages, flags=re.DOTALL)
     assert len(blocks) == pages.count("```python")
     for code, expected in blocks:
@@ -99,6 +102,37 @@ def test_code_in_readme_and_docs_prints_the_output_below_it(tmp_path: Path, monk
         with contextlib.redirect_stdout(printed):
             exec(code, {})
         assert printed.getvalue() == expected
+
+
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+def test_api_pages_have_every_public_name() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    for name in [*PUBLIC, *proxmo.theory.__all__]:
+        assert re.search(rf"^\.\. (?:auto|py:)\w+:: {name}$", pages, flags=re.MULTILINE), name
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """On a forge; the build of the site checks its own links, with the pages and pictures that it generates."""
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+    for page in pages:
+        if {"_build", "gallery"} & set(page.relative_to(ROOT).parts):
+            continue
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = link.partition("#")
+            target = page if not path else (page.parent / path).resolve()
+            generated = {DOCS / "gallery", DOCS / "pictures"} & set(target.parents)
+            if link.startswith(("http://", "https://")) or generated:
+                continue
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in _anchors(target), f"{page.name}: {link}"
 
 
 @pytest.mark.parametrize(
