@@ -103,6 +103,7 @@ for (label, points), style in zip(curves.items(), ("o-", "s--", "d--", "v:"), st
     print(f"{label:30s}", ", ".join(f"{count}: {score:.1f}%" for count, score in points))
 left.set(xscale="log", xlabel="pixels in use", ylabel="test accuracy, %")
 left.set_xticks([4, 8, 16, 32], [4, 8, 16, 32])
+left.minorticks_off()
 left.legend()
 right.imshow(chosen[16][0].weight.detach().norm(dim=0).reshape(8, 8), cmap="viridis")
 right.set_title("the 16 pixels that proxmo chose")
