@@ -41,14 +41,14 @@ model = make_model()
 print(groups := proxmo.unit_groups(model, images[:2], proxmo.GroupL2(0.003)))
 optimizer = proxmo.ProxSGD(groups, lr=1.0, momentum=0.9)
 scheduler = proxmo.RateScheduler(optimizer, proxmo.CosineRates(lr=1.0, momentum=0.9, horizon=60 * len(train.split(64))))
-for epoch in range(1, 61):
-    for batch in train[torch.randperm(len(train))].split(64):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
-        optimizer.step()
-        scheduler.step()
-    if epoch % 10 == 0:
-        print(f"epoch {epoch}: {optimizer.sparsity()[0].groups:.0%} of units are zero, accuracy {accuracy(model):.1%}")
+with proxmo.progress.Progress(60, "train") as progress:  # a line on the terminal, nothing in a log
+    progress.show(zero=lambda: f"{optimizer.sparsity()[0].groups:.0%} of units", accuracy=lambda: accuracy(model))
+    for _ in progress.over(range(60)):
+        for batch in train[torch.randperm(len(train))].split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+            scheduler.step()
 small, report = proxmo.compact(model, images[:2])
 print(report)
 proxmo.save_compact(small, "small.safetensors")

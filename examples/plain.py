@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import proxmo
+from proxmo.progress import Progress
 
 EPOCHS = 12
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,14 +40,17 @@ def train(folder: Path, until: int = EPOCHS, resume: bool = False) -> None:
 
     for epoch in range(first, until):
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))  # the same after --resume
-        for batch in order.to(DEVICE).split(64):
-            optimizer.zero_grad()
-            with torch.autocast(DEVICE, dtype=torch.bfloat16):
-                loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
-            loss.backward()
-            optimizer.step()
-            rates.step()
-            strengths.step()
+        batches = order.to(DEVICE).split(64)
+        with Progress(len(batches), f"epoch {epoch + 1}") as progress:  # on a terminal only
+            for batch in progress.over(batches):
+                optimizer.zero_grad()
+                with torch.autocast(DEVICE, dtype=torch.bfloat16):
+                    loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+                loss.backward()
+                optimizer.step()
+                rates.step()
+                strengths.step()
+                progress.show(loss=loss.item)
         torch.save(
             {"epoch": epoch + 1, **{name: component.state_dict() for name, component in components.items()}},
             folder / "plain.pt",

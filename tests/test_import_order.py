@@ -12,14 +12,15 @@ import proxmo
 SOURCE = Path(proxmo.__file__).parent
 # From the bottom up; modules in one set may import each other.
 LAYERS = [
-    {"theory", "shards", "eager", "checks", "files"},
+    {"theory", "shards", "eager", "checks", "files", "progress"},
     {"kernels"},
     {"penalties"},
     {"secants"},
     {"optim"},
-    {"layers", "schedules", "criteria", "estimates", "iterates", "proxy", "refit", "targets"},
+    {"layers", "schedules", "criteria", "estimates", "iterates", "proxy", "refit", "targets", "history"},
     {"compaction"},
     {"shrinking"},
+    {"plot"},
     {"experiments"},
     {"cli"},
 ]

@@ -22,6 +22,7 @@ from proxmo.compaction import (
     unit_groups,
 )
 from proxmo.estimates import Estimates, estimate_constants
+from proxmo.history import History
 from proxmo.iterates import RandomIterate
 from proxmo.layers import ParamGroups, param_groups
 from proxmo.optim import (
@@ -94,6 +95,7 @@ __all__ = [
     "FrozenZeros",
     "GroupL2",
     "GroupLInf",
+    "History",
     "Huber",
     "InexactProxSGD",
     "InnerReport",

@@ -20,6 +20,7 @@ from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.closure import gradient_of
 from proxmo.optim.options import Group
 from proxmo.optim.proximal_step import Certificate
+from proxmo.optim.sparsity import count_groups
 from proxmo.optim.units import seen_by_penalty, units_of
 from proxmo.penalties.base import Penalty
 from proxmo.secants import distance, square
@@ -252,8 +253,12 @@ class Monitor:
         self._writer = writer
         self._columns: dict[str, list[float]] = {
             name: []
-            for name in ("loss", "penalty", "objective", "gradient", "zeros", "variance", "movement", "potential")
+            for name in (
+                *("step", "loss", "penalty", "objective", "gradient", "zeros", "kept"),
+                *("variance", "movement", "potential"),
+            )
         }
+        self._steps = 0
         self._recorded: list[_Recorded] = []
         optimizer.certify = True
         optimizer.register_step_post_hook(lambda *_: self._after_step())
@@ -276,18 +281,22 @@ class Monitor:
                 p.grad = before
         self._complete_last_record()
         penalty = float(self._optimizer.penalty_value())
+        zero, groups = count_groups(self._optimizer.param_groups)
         self._add("loss", loss)
         self._add("penalty", penalty)
         self._add("objective", loss + penalty)
         self._add("gradient", gradient)
         self._add("zeros", shards.count_zeros(params) / max(sum(p.numel() for p in params), 1))
+        self._add("kept", 1 - zero / groups if groups else float("nan"))
+        self._columns["step"].append(self._steps)
         self._recorded = recorded
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
         """Return one array per quantity, with one element per call of `record`; NaN where a value is unknown.
 
-        ``loss`` is f, ``penalty`` ψ, ``objective`` F, ``gradient`` ‖∇F‖², ``zeros`` the fraction of zeros, ``variance``
-        Δ, ``movement`` R and ``potential`` Φ.
+        ``step`` is the number of steps taken since the monitor was created, ``loss`` f, ``penalty`` ψ, ``objective`` F,
+        ``gradient`` ‖∇F‖², ``zeros`` the fraction of zeros, ``kept`` the fraction of the penalties' groups that are not
+        zero, ``variance`` Δ, ``movement`` R and ``potential`` Φ.
         """
         length = len(self._columns["loss"])
         return {name: np.array(values + [np.nan] * (length - len(values))) for name, values in self._columns.items()}
@@ -300,7 +309,8 @@ class Monitor:
         return gradient_norm(self._optimizer)
 
     def _after_step(self) -> None:
-        """Add Δ_k, R_k and Φ_k, known only after the step that leaves a recorded point."""
+        """Count a step, and add Δ_k, R_k and Φ_k, known only after the step that leaves a recorded point."""
+        self._steps += 1
         certified = [(old, self._optimizer.certificate_or_none(old.param)) for old in self._recorded]
         moved = [(old, new) for old, new in certified if new is not None and new is not old.certificate]
         if not moved:

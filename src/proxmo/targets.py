@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from proxmo import checks, shards
+from proxmo.history import History
 from proxmo.optim.base import ProxOptimizer
 from proxmo.optim.options import Group, is_frozen
 from proxmo.optim.sparsity import trained
@@ -17,6 +18,7 @@ from proxmo.penalties.trimmed import Trimmed
 
 WINDOW = 0.1  # share of the ramp in which a block vanishes once it is no longer kept
 UPDATES = 200  # how often the strength is set during the ramp: it looks at all weights
+ROWS = 100  # how often the history is recorded in a run, for the same reason
 HOLD = 1e10  # a strength at which nothing that is not kept survives a step
 
 
@@ -32,7 +34,8 @@ class KeepScheduler:
     vanishes within a tenth of the ramp, or what remains of it; afterwards exactly ``keep`` blocks are left, unshrunk,
     and training goes on with them. Call ``step()`` after each ``optimizer.step()``, besides any lr scheduler. Trimmed
     penalties of parameter groups that are added later join the ramp where it is. If in the end more blocks are left
-    than asked for, it warns and says why.
+    than asked for, it warns and says why. About a hundred times in a run it records how far it is in ``history``, a
+    `History`.
 
     Args:
         optimizer: an optimizer of proxmo with a `Trimmed` penalty in at least one parameter group.
@@ -83,13 +86,20 @@ class KeepScheduler:
         self._first = min(round(start * horizon), horizon - 2)
         self._last = min(max(round(end * horizon), self._first + 1), horizon - 1)  # met in the last step at the latest
         self.last_step = 0
+        self.history = History()
         self._set_keep()
         self._set_strengths()
 
-    def step(self) -> None:
-        """Set ``keep`` and the strengths for the next step."""
+    def step(self, loss: Tensor | float | None = None) -> None:
+        """Set ``keep`` and the strengths for the next step.
+
+        Args:
+            loss: the loss of the last step, for ``history``; it changes nothing else.
+        """
         self._find_penalties()
         self.last_step += 1
+        if self.last_step % -(-self._horizon // ROWS) == 0 or self.last_step == self._horizon:
+            self.history.record(self.optimizer, self.last_step, loss)
         self._set_keep()
         self._strengths = list(map(self._next_strength, self._penalties, self._strengths))
         self._set_strengths()
@@ -98,8 +108,12 @@ class KeepScheduler:
             self._warn_if_missed()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step and the strengths, as plain data."""
-        return {"last_step": self.last_step, "strengths": list(self._strengths)}
+        """Return the step, the strengths and the history, as plain data."""
+        return {
+            "last_step": self.last_step,
+            "strengths": list(self._strengths),
+            "history": self.history.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state that `state_dict` returned; load that of the optimizer first."""
@@ -109,6 +123,7 @@ class KeepScheduler:
                 f"cannot load the state of a scheduler for {len(state['strengths'])} trimmed penalties into one for "
                 f"{len(self._penalties)}"
             )
+        self.history.load_state_dict(state["history"])
         self.last_step, self._strengths = state["last_step"], list(state["strengths"])
         self._set_keep()
         self._set_strengths()

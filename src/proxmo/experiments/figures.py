@@ -9,8 +9,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# The palette of Okabe and Ito, which colour-blind readers can tell apart.
-ORANGE, BLUE, GREEN, PINK, SKY, YELLOW = "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
+from proxmo.plot.style import BLUE, GREEN, ORANGE, SKY, YELLOW
+
 METHOD_COLOURS = {"momentum": ORANGE, "vanilla": BLUE, "plan": SKY, "decreasing": YELLOW, "auto": GREEN}
 INK = "#010203"  # placeholder for the text colour of the page; `to_svg` replaces it
 FAINT = 0.2

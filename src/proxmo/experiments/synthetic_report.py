@@ -8,20 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from proxmo.experiments import synthetic
-from proxmo.experiments.figures import (
-    BLUE,
-    FAINT,
-    GREEN,
-    INK,
-    METHOD_COLOURS,
-    ORANGE,
-    PINK,
-    in_ink,
-    panels,
-    to_svg,
-    with_legend,
-)
+from proxmo.experiments.figures import FAINT, INK, METHOD_COLOURS, in_ink, panels, to_svg, with_legend
 from proxmo.experiments.report import Claim, NumberTable, Picture, Section
+from proxmo.plot.style import BLUE, GREEN, ORANGE, PINK
 
 # Section 8.1: the level around which vanilla oscillates with batch size 1, and the best (M, γ) of momentum, by σ.
 PAPER_FLOOR = {5.0: 22.0, 25.0: 672.0, 125.0: 14381.0}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from proxmo import shards
 from proxmo.optim.options import Group, is_flattened, is_frozen
 from proxmo.optim.units import Family, Units, seen_by_penalty, units_of
+from proxmo.penalties.base import Penalty
 
 
 class FamilySparsity(NamedTuple):
@@ -57,8 +59,7 @@ def measure_sparsity(group: Group) -> Sparsity:
     """Count the zeros of a parameter group; with sharded parameters a collective operation."""
     penalty, (units, params) = group["penalty"], trained(group)
     zeros, elements = shards.count_zeros(params), sum(p.numel() for p in params)
-    seen = [] if penalty is None else seen_by_penalty(units, params)
-    counts = [counted for x in seen if (counted := penalty.zero_groups(x)) is not None]
+    counts = _counts(penalty, units, params)
     groups = sum(total for _, total in counts)
     share = sum(zero for zero, _ in counts) / groups if groups else None
     families: tuple[FamilySparsity, ...] = ()
@@ -66,6 +67,19 @@ def measure_sparsity(group: Group) -> Sparsity:
         names = _family_names(group, units)
         families = tuple(FamilySparsity(name, *count) for name, count in zip(names, counts, strict=True))
     return Sparsity(zeros / max(elements, 1), share, families)
+
+
+@torch.no_grad()
+def count_groups(groups: Sequence[Group]) -> tuple[int, int]:
+    """Count the penalties' groups that are zero, and all of them; with sharded parameters a collective operation."""
+    counts = [count for group in groups for count in _counts(group["penalty"], *trained(group))]
+    return sum(zero for zero, _ in counts), sum(total for _, total in counts)
+
+
+def _counts(penalty: Penalty | None, units: Units | None, params: list[Tensor]) -> list[tuple[int, int]]:
+    """Return for each tensor that the penalty sees how many of its groups are zero, and how many there are."""
+    seen = [] if penalty is None else seen_by_penalty(units, params)
+    return [counted for x in seen if penalty and (counted := penalty.zero_groups(x)) is not None]
 
 
 def _family_names(group: Group, units: Sequence[Family]) -> list[str]:
