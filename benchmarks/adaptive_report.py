@@ -91,7 +91,7 @@ def _on_curve(records: list[Record]) -> Iterator[AtTarget]:
 def score_at(records: list[Record], target: float, outside: bool = False) -> float | None:
     """Return the score of a method at a target, from its runs with several strengths or from a single run.
 
-    ``None`` if no strength comes close to the target; with ``outside`` the last line between two strengths goes on.
+    ``None`` if the target is outside of the shares that the strengths reach; ``outside`` is that of `interpolated`.
     """
     first = records[0]
     if first.method == "l1-in-loss":  # it is cut to every target, so that the strength is free: the best is taken
@@ -102,8 +102,14 @@ def score_at(records: list[Record], target: float, outside: bool = False) -> flo
 
 
 def interpolated(points: list[Point], removed: float, outside: bool = False) -> float | None:
-    """Return the score at a share removed, linear in the log of the share left; ``None`` outside of the points."""
+    """Return the score at a share removed, linear in the log of the share left; ``None`` outside of the points.
+
+    With ``outside``, shares beyond the largest are extrapolated, and those below the smallest get its score: removing
+    less would hardly be worse, and how much better is not known.
+    """
     ordered = [point for point in sorted(points) if point.removed < 1]
+    if outside and ordered and removed < ordered[0].removed:
+        return ordered[0].score
     pairs = [(before, after) for before, after in pairwise(ordered) if before.removed < after.removed]
     for before, after in pairs:
         if before.removed <= removed <= after.removed or (outside and after is ordered[-1]):

@@ -112,6 +112,9 @@ def test_scores_are_interpolated_between_points_only() -> None:
     assert interpolated(points, 0.92) == pytest.approx(0.75)
     assert interpolated(points, 0.6) == pytest.approx(0.85)
     assert interpolated(points, 0.97) is None
+    assert interpolated(points[::2], 0.5) is None
+    assert interpolated(points[::2], 0.5, outside=True) == 0.8
+    assert interpolated(points, 0.99, outside=True) == pytest.approx(0.6)
 
 
 def test_every_method_has_a_look() -> None:

@@ -82,7 +82,50 @@ def test_failed_jobs_are_submitted_once_more_and_then_named(tmp_path: Path, expe
 @pytest.mark.usefixtures("no_slurm")
 def test_options_of_slurm_need_slurm(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no Slurm on this machine that could take partition"):
-        cluster.open_queue(Store(tmp_path), {"partition": "main"})
+        cluster.open_queue(Store(tmp_path), "cpu", {"partition": "main"})
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_accelerators_need_slurm(tmp_path: Path) -> None:
+    """The processes of submitit do not see this machine's accelerators."""
+    with pytest.raises(StoreError, match="to train on cuda, leave it out"):
+        cluster.open_queue(Store(tmp_path), "cuda", {})
+
+
+@pytest.mark.usefixtures("no_slurm")
+@pytest.mark.parametrize("content", ["{", "[]", '{"trial-a": 3}'])
+def test_damaged_list_of_jobs_is_named(tmp_path: Path, content: str) -> None:
+    folder = tmp_path / cluster.FOLDER
+    folder.mkdir()
+    (folder / "jobs.json").write_text(content)
+    with pytest.raises(StoreError, match=r"jobs.json is damaged; delete it"):
+        submit(tmp_path)
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / cluster.FOLDER).write_text("")
+    with pytest.raises(StoreError, match=f"cannot write to {tmp_path / cluster.FOLDER}: File exists"):
+        submit(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("squeue", "why"),
+    [
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", "Unable to contact"),
+        ("sleep 60", "no answer within 0.5 s"),
+    ],
+)
+def test_dead_controller_is_noticed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, why: str
+) -> None:
+    for name in ("sbatch", "squeue", "srun"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{squeue}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(cluster, "SECONDS_TO_ANSWER", 0.5)
+    with pytest.raises(StoreError, match=f"Slurm does not answer: {why}"):
+        cluster.open_queue(Store(tmp_path), "cpu", {})
 
 
 def test_silent_queue_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +133,7 @@ def test_silent_queue_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         def alive(self) -> None:  # type: ignore[override]
             return None
 
-    monkeypatch.setattr(cluster, "open_queue", lambda store, _: Silent(store.folder / cluster.FOLDER))
+    monkeypatch.setattr(cluster, "open_queue", lambda store, *_: Silent(store.folder / cluster.FOLDER))
     monkeypatch.setattr(cluster, "PATIENCE", 0.1)
     with pytest.raises(StoreError, match=r"Slurm has not answered for .* minutes; its jobs go on"):
         submit(tmp_path)
@@ -155,7 +198,7 @@ def test_slurm_jobs_that_are_killed_go_on(tmp_path: Path, expected: dict[str, An
 @slurm
 def test_options_that_slurm_does_not_take_are_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"Slurm does not take these options: .*colour"):
-        cluster.open_queue(Store(tmp_path), {"colour": "red"})
+        cluster.open_queue(Store(tmp_path), "cpu", {"colour": "red"})
     queue = cluster.open_queue(Store(tmp_path), {"partition": "none", "time": 5})
     with pytest.raises(StoreError, match=r"Slurm refused the jobs: .*partition"):
         queue.submit([cluster.Task(JOBS[0], few_images, "cpu", False, tmp_path)])

@@ -149,15 +149,17 @@ def test_run_names_are_unique_for_each_setting() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta-like"])
-def test_records_of_jobs_are_in_order(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_leave_the_records_of_plain_runs(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs in parallel processes, or one after another as on an accelerator, have the same results."""
     jobs = [Job("trial", replace(SETTING, epochs=1, seed=seed), RegularizedTrainer) for seed in range(3)]
     done: list[int] = []
     if device != "cpu":
         monkeypatch.setattr(pool, "_train", partial(_train_on_cpu, pool._train))
-    records = run_jobs(jobs, few_images, device, start_store(tmp_path), done.append)
-    assert [record.setting.seed for record in records] == [0, 1, 2]
+    store = start_store(tmp_path)
+    run_jobs(jobs, few_images, device, store, done.append)
     assert sum(done) == 3
+    run_jobs(jobs, few_images, device, store, done.append)
+    assert sum(done) == 6  # all were there
     expected = train(
         lambda: RegularizedTrainer(jobs[1].setting, few_images(), "cpu"),
         "trial",
@@ -165,11 +167,13 @@ def test_records_of_jobs_are_in_order(device: str, tmp_path: Path, monkeypatch: 
         start_store(tmp_path / "alone"),
         lambda _: None,
     )
+    records = store.records("trial-batch", Record.from_json)
+    assert [record.setting.seed for record in records] == [0, 1, 2]
     assert records[1].epochs == expected.epochs
 
 
-def _train_on_cpu(original: Any, job: Job, images: Images, _: str, store: Store, advance: Any) -> Record:
-    return original(job, images, "cpu", store, advance)  # type: ignore[no-any-return]
+def _train_on_cpu(original: Any, job: Job, images: Images, _: str, store: Store, advance: Any) -> None:
+    original(job, images, "cpu", store, advance)
 
 
 class Killed(RegularizedTrainer):

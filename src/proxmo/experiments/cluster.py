@@ -24,12 +24,13 @@ import torch
 from proxmo.experiments.experiment import Resources
 from proxmo.experiments.images import Images
 from proxmo.experiments.pool import Job, available_cores
-from proxmo.experiments.store import Store, StoreError
-from proxmo.experiments.training import Record, Trainer, has_fast_bfloat16, run_name, train
+from proxmo.experiments.store import Store, StoreError, disk_errors
+from proxmo.experiments.training import Trainer, has_fast_bfloat16, run_name, train
 
 ATTEMPTS = 2
 SECONDS_BETWEEN_CHECKS = 1.0
-PATIENCE = 600.0  # seconds without an answer from the queue
+PATIENCE = 600.0  # seconds without an answer from the queue while jobs are in it
+SECONDS_TO_ANSWER = 60.0
 MINUTES = 24 * 60  # the time limit of a job if none is given
 FOLDER = "cluster"
 
@@ -65,7 +66,8 @@ class Queue(ABC):
     """How many jobs may be in the queue at once."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
+        with disk_errors(folder):
+            folder.mkdir(exist_ok=True)
         self.folder = folder
 
     @abstractmethod
@@ -99,6 +101,8 @@ class Slurm(Queue):
             self._executor.update_parameters(**{**defaults, **resources}, stderr_to_stdout=True)
         except (ValueError, TypeError) as error:
             raise StoreError(f"Slurm does not take these options: {error}") from error
+        if (answer := self._ask()).returncode != 0:
+            raise StoreError(f"Slurm does not answer: {answer.stderr.strip()}")
 
     def submit(self, tasks: Sequence[Task]) -> list[str]:
         from submitit.core.utils import FailedJobError
@@ -109,9 +113,16 @@ class Slurm(Queue):
             raise StoreError(f"Slurm refused the jobs: {error}") from error
 
     def alive(self) -> set[str] | None:
+        answer = self._ask()
+        return set(answer.stdout.split()) if answer.returncode == 0 else None
+
+    @staticmethod
+    def _ask() -> subprocess.CompletedProcess[str]:
         command = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return set(done.stdout.split()) if done.returncode == 0 else None
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_TO_ANSWER)
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 1, "", f"no answer within {SECONDS_TO_ANSWER:g} seconds")
 
 
 class Processes(Queue):
@@ -139,13 +150,15 @@ class Processes(Queue):
             time.sleep(0.05)
 
 
-def open_queue(store: Store, resources: Resources) -> Queue:
+def open_queue(store: Store, device: str, resources: Resources) -> Queue:
     """Return Slurm's queue, or processes of this machine if it has no Slurm."""
     folder = store.folder / FOLDER
     if shutil.which("sbatch") is not None:
         return Slurm(folder, resources)
     if resources:
         raise StoreError(f"there is no Slurm on this machine that could take {', '.join(resources)}")
+    if device != "cpu":
+        raise StoreError(f"without Slurm, --cluster trains on the cpu only; to train on {device}, leave it out")
     return Processes(folder)
 
 
@@ -158,8 +171,8 @@ def run_on_cluster(
     *,
     resources: Resources,
     bfloat16: bool,
-) -> list[Record]:
-    """Return the records of all jobs, in order, submitting those that are not finished.
+) -> None:
+    """Submit all jobs that are not finished, and wait until all have records.
 
     A job that ends without a record is submitted once more, from its last checkpoint; if that fails as well, the others
     go on, and then an error names it.
@@ -170,7 +183,7 @@ def run_on_cluster(
         bfloat16: see `Task`.
     """
     waiting = {run_name(job.experiment, job.setting): job for job in jobs}
-    queue = open_queue(store, resources)
+    queue = open_queue(store, device, resources)
     submitted, attempts = _read(queue.folder), Counter[str]()
     failed: list[str] = []
     silent_since = time.monotonic()
@@ -201,13 +214,19 @@ def run_on_cluster(
     if failed:
         logs = "; ".join(f"{name} (see {queue.log(submitted[name])})" for name in failed)
         raise StoreError(f"{len(failed)} of {len(jobs)} jobs failed {ATTEMPTS} times: {logs}; continue with --resume")
-    return [store.record(run_name(job.experiment, job.setting), Record.from_json) for job in jobs]  # type: ignore[misc]
 
 
 def _read(folder: Path) -> dict[str, str]:
     """Return the id of the last job of each run, as an earlier process wrote them down."""
+    path = folder / "jobs.json"
     try:
-        found: dict[str, str] = json.loads((folder / "jobs.json").read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError:
+        found = None
+    if not (isinstance(found, dict) and all(isinstance(job, str) for job in found.values())):
+        raise StoreError(f"{path} is damaged; delete it when no jobs of this folder are left in the queue")
     return found

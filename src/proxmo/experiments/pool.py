@@ -22,7 +22,7 @@ import torch
 
 from proxmo.experiments.images import Images
 from proxmo.experiments.store import Store, StoreError
-from proxmo.experiments.training import Record, Setting, Trainer, run_name, train
+from proxmo.experiments.training import Setting, Trainer, run_name, train
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Job:
 
 def run_jobs(
     jobs: list[Job], load: Callable[[], Images], device: str, store: Store, advance: Callable[[int], None]
-) -> list[Record]:
-    """Return the records of all jobs, in order, running those that are not finished.
+) -> None:
+    """Run all jobs that are not finished.
 
     Args:
         jobs: what to run.
@@ -47,10 +47,13 @@ def run_jobs(
         advance: called with the number of epochs done since the last call.
     """
     if all(store.record(run_name(job.experiment, job.setting)) is not None for job in jobs):
-        return [_train(job, None, device, store, advance) for job in jobs]
+        advance(sum(job.setting.epochs for job in jobs))
+        return
     if device != "cpu":
         images = load()
-        return [_train(job, images, device, store, advance) for job in jobs]
+        for job in jobs:
+            _train(job, images, device, store, advance)
+        return
     context = get_context("spawn")  # forking is unsafe once torch has started threads
     progress: Queue[int] = context.Queue()
     existing = set(active_children())
@@ -63,7 +66,8 @@ def run_jobs(
         ):
             futures = [workers.submit(_work, job) for job in jobs]
             try:
-                return [future.result() for future in futures]
+                for future in futures:
+                    future.result()
             except BaseException:  # do not wait for the other runs
                 workers.shutdown(wait=False, cancel_futures=True)
                 for process in set(active_children()) - existing:
@@ -78,12 +82,11 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _train(job: Job, images: Images | None, device: str, store: Store, advance: Callable[[int], None]) -> Record:
+def _train(job: Job, images: Images, device: str, store: Store, advance: Callable[[int], None]) -> None:
     def make() -> Trainer:
-        assert images is not None  # only a finished run needs no images
         return job.trainer(job.setting, images, device)
 
-    return train(make, job.experiment, job.setting, store, advance)
+    train(make, job.experiment, job.setting, store, advance)
 
 
 @contextmanager
@@ -130,5 +133,5 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _work(job: Job) -> Record:
-    return _train(job, _images, "cpu", _store, _advance)
+def _work(job: Job) -> None:
+    _train(job, _images, "cpu", _store, _advance)

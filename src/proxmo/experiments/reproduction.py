@@ -91,10 +91,9 @@ def _common_settings(name: str, stores: list[Store]) -> dict[str, Any]:
     if all((settings["seeds"], settings["first_seed"]) == (first["seeds"], first["first_seed"]) for settings in others):
         return first
     every = [first, *others]
-    ends = [settings["first_seed"] + settings["seeds"] for settings in every]
-    start = min(settings["first_seed"] for settings in every)
+    seeds = {settings["first_seed"] + k for settings in every for k in range(settings["seeds"])}
     commands = "; ".join(dict.fromkeys(settings["command"] for settings in every))
-    return {**first, "command": commands, "seeds": max(ends) - start, "first_seed": start}
+    return {**first, "command": commands, "seeds": len(seeds), "first_seed": min(seeds)}
 
 
 def _write(store: Store) -> Outcome:

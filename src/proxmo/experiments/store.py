@@ -48,14 +48,14 @@ class Store:
 
     def finish(self, name: str, record: Any) -> None:
         """Store the record of a finished run and delete its checkpoint."""
-        with _disk_errors(self.folder):
+        with disk_errors(self.folder):
             with written_whole(self._runs / f"{name}.json") as path:
                 path.write_text(json.dumps(record), encoding="utf-8")
             self._checkpoint(name).unlink(missing_ok=True)
 
     def save(self, name: str, state: dict[str, Any]) -> None:
         """Replace the checkpoint of a run."""
-        with _disk_errors(self.folder), written_whole(self._checkpoint(name)) as path:
+        with disk_errors(self.folder), written_whole(self._checkpoint(name)) as path:
             torch.save(state, path)
 
     def load(self, name: str) -> dict[str, Any] | None:
@@ -78,7 +78,7 @@ class Store:
 
     def write(self, name: str, content: str) -> Path:
         """Write a text file to the folder and return its path."""
-        with _disk_errors(self.folder), written_whole(self.folder / name) as path:
+        with disk_errors(self.folder), written_whole(self.folder / name) as path:
             path.write_text(content, encoding="utf-8")
         return self.folder / name
 
@@ -89,14 +89,14 @@ class Store:
             settings: by the name of the experiment; the names of its runs must start with that name and a hyphen.
             resume: continue the runs in the folder.
         """
-        with _disk_errors(self.folder):
+        with disk_errors(self.folder):
             self._runs.mkdir(exist_ok=True)
         for experiment, wanted in settings.items():  # check all before changing anything
             self._check(experiment, wanted, resume=resume)
         if resume and not any(map(self._files, settings)):
             raise StoreError(f"there is nothing to resume in {self.folder}; run without --resume to start")
         for experiment, wanted in settings.items():
-            with _disk_errors(self.folder):
+            with disk_errors(self.folder):
                 for file in self._runs.glob(f".{experiment}-*"):  # partial writes of a process that was killed
                     if not self.is_claimed(file.name[1:].rpartition("-")[0]):  # jobs of a cluster may go on
                         file.unlink()
@@ -108,7 +108,7 @@ class Store:
     @contextmanager
     def claimed(self, name: str) -> Iterator[None]:
         """Wait until no other process has claimed a run, then claim it; a claim ends with its process."""
-        with _disk_errors(self.folder):
+        with disk_errors(self.folder):
             self._claims.mkdir(exist_ok=True)
         with FileLock(self._claims / name):
             yield
@@ -162,7 +162,7 @@ def open_store(folder: Path) -> Iterator[Store]:
     ...     store.record("trial-first"), store.record("trial-second")
     ([1, 2], None)
     """
-    with _disk_errors(folder):
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -180,7 +180,7 @@ def open_store(folder: Path) -> Iterator[Store]:
 
 
 @contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
+def disk_errors(folder: Path) -> Iterator[None]:
     """Turn errors of the file system, such as a full disk or missing permissions, into a `StoreError`."""
     try:
         yield

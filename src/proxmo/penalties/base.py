@@ -13,12 +13,12 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from proxmo import checks, kernels, shards
 from proxmo.eager import is_eager_cpu, is_transformed, row_chunks
 from proxmo.kernels import Kernel
 from proxmo.penalties.axes import Step
+from proxmo.penalties.stacks import small_and_alike, stack_steps
 
 AnyFloat = Annotated[float, checks.number]
 NonNegativeFloat = Annotated[float, checks.nonnegative]
@@ -27,7 +27,6 @@ FloatAboveOne = Annotated[float, partial(checks.more_than, 1)]
 Count = Annotated[int, checks.count]
 Dim = Annotated[checks.Dim, checks.dim]
 _NARROW = (torch.float16, torch.bfloat16)
-_SMALL = 1 << 14  # elements up to which copying tensors into a stack costs less than the calls that it saves
 
 
 @functools.cache
@@ -208,11 +207,11 @@ class Penalty(ABC):
         for one in steps if several else steps[:1]:
             self._check_step(one)
         alone = set(range(len(tensors)))
-        for indices in _small_and_alike(tensors) if self.elementwise_step or not several else ():
+        for indices in small_and_alike(tensors) if self.elementwise_step or not several else ():
             alike = [tensors[k] for k in indices]
             if (stacked := self._stacked(alike[0])) is not None:
                 stack = torch.stack(alike)
-                stacked._prox_tensor_(stack, _stack_steps([steps[k] for k in indices], alike) if several else steps[0])
+                stacked._prox_tensor_(stack, stack_steps([steps[k] for k in indices], alike) if several else steps[0])
                 torch._foreach_copy_(alike, stack.unbind())
                 alone.difference_update(indices)
         for k in sorted(alone):
@@ -395,21 +394,3 @@ class Penalty(ABC):
 def _is_positive(step: Tensor) -> bool:
     """Whether a step for every element has no zeros, as far as can be told: one on a device is not read."""
     return step.dim() > 0 and is_eager_cpu(step) and step.numel() > 0 and bool(step.amin() > 0)
-
-
-def _small_and_alike(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Return the indices of small tensors, in lists of two or more with one shape, dtype and device."""
-    if len(tensors) < 2 or torch.compiler.is_compiling():
-        return []
-    alike: dict[Any, list[int]] = {}
-    for k, x in enumerate(tensors):
-        if 0 < x.numel() <= _SMALL and type(x) in (Tensor, Parameter):
-            alike.setdefault((x.shape, x.dtype, x.device), []).append(k)
-    return [indices for indices in alike.values() if len(indices) > 1]
-
-
-def _stack_steps(steps: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensor:
-    if len({step.shape for step in steps}) > 1:
-        return torch.stack([step.expand(x.shape) for step, x in zip(steps, tensors, strict=True)])
-    axes = tensors[0].dim() - steps[0].dim()  # not expanded, so that one step per group is still seen to be one
-    return torch.stack([step.reshape((1,) * axes + step.shape) for step in steps])
