@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence, Sized
@@ -19,12 +18,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils import _pytree as pytree
 
-from proxmo import checks
+from proxmo import checks, shards
 from proxmo.compaction import CompactionReport, compact, save_compact, unit_groups
 from proxmo.compaction.example_inputs import ModelInputs
 from proxmo.layers import ParamGroups
 from proxmo.optim import AutoProxSGD, ProxOptimizer, ProxSGD
 from proxmo.penalties import GroupL2, Trimmed
+from proxmo.progress import Progress
 from proxmo.targets import HOLD, KeepScheduler
 
 SEARCH_STEPS = 7  # halvings in the search for the share of units that meets a budget
@@ -105,7 +105,7 @@ def shrink(
         optimizer: makes the optimizer from parameter groups, one whose ``step`` needs no closure. Transformers want
             ``functools.partial(proxmo.ProxAdamW, lr=1e-3)``, with the lr that you have for AdamW.
         evaluate: maps a model to a number to report, such as its accuracy; called in evaluation mode.
-        progress: show a progress bar on a terminal.
+        progress: show a progress line with the loss, the zeros and the units left; on a terminal only, quiet in logs.
 
     Returns:
         The small model, in evaluation mode, and a report.
@@ -133,13 +133,13 @@ def shrink(
     training = _made_by(optimizer, groups)
     share = budget.share_of_units(trained, groups, inputs)
     rates, target = CosineAnnealingLR(training, horizon), KeepScheduler(training, share, horizon)
-    bar = _Progress(horizon, progress)
-    for step, batch in enumerate(batch for _ in range(epochs) for batch in loader):
-        value = _backward(trained, training, loss, batch)
-        training.step()
-        rates.step()
-        target.step()
-        bar.show(step + 1, partial(_describe, value, training))
+    with Progress(horizon, "shrink", shown=progress) as bar:
+        for batch in bar.over(batch for _ in range(epochs) for batch in loader):
+            value = _backward(trained, training, loss, batch)
+            bar.show(loss=value, zeros=partial(_describe_zeros, trained), units=partial(_describe_units, training))
+            training.step()
+            rates.step()
+            target.step()
     small, compaction = compact(trained.eval(), inputs)
     dense = copy.deepcopy(model).eval()
     return small, ShrinkReport(
@@ -160,10 +160,6 @@ def _made_by(make: Callable[[ParamGroups], ProxOptimizer], groups: ParamGroups) 
     if not isinstance(optimizer, ProxOptimizer):
         raise TypeError(f"optimizer must be {takes}, got one that makes {type(optimizer).__name__}")
     return optimizer
-
-
-def _describe(value: float, optimizer: ProxOptimizer) -> str:
-    return f"loss {value:.3f}, {_count_units(optimizer)[1]} units left"
 
 
 def _backward(model: nn.Module, optimizer: ProxOptimizer, loss: Callable[[Any, Any], Tensor], batch: Any) -> float:
@@ -200,6 +196,16 @@ def _count_units(optimizer: ProxOptimizer) -> tuple[int, int]:
     families = [family for sparsity in optimizer.sparsity() for family in sparsity.families]
     units = sum(family.units for family in families)
     return units, units - sum(family.zero for family in families)
+
+
+def _describe_units(optimizer: ProxOptimizer) -> str:
+    units, left = _count_units(optimizer)
+    return f"{left}/{units}"
+
+
+def _describe_zeros(model: nn.Module) -> str:
+    params = list(model.parameters())
+    return f"{shards.count_zeros(params) / sum(p.numel() for p in params):.0%}"
 
 
 def _file_size(model: nn.Module) -> int:
@@ -280,19 +286,3 @@ def _share_of_latency(dense: nn.Module, small: nn.Module, inputs: Any) -> float:
     before, after = _latencies([dense.eval(), small.eval()], inputs)
     dense.train(was_training)
     return after / before
-
-
-class _Progress:
-    """A progress bar in one line of a terminal, redrawn at most four times a second."""
-
-    def __init__(self, total: int, shown: bool) -> None:
-        self._total, self._shown, self._last = total, shown and sys.stderr.isatty(), 0.0
-
-    def show(self, done: int, describe: Callable[[], str]) -> None:
-        now = time.monotonic()
-        if self._shown and (now - self._last > 0.25 or done == self._total):
-            self._last = now
-            filled = 30 * done // self._total
-            end = "\n" if done == self._total else ""
-            sys.stderr.write(f"\rshrink [{'#' * filled}{' ' * (30 - filled)}] {done}/{self._total} {describe()}  {end}")
-            sys.stderr.flush()
