@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from proxmo.penalties import Penalty
-from proxmo.sklearn.inputs import Inputs
-from proxmo.sklearn.losses import Loss, mean_and_slopes
+from proxmo.sklearn.losses import mean_and_slopes
+from proxmo.sklearn.problem import Problem
 
 FLOOR = 1e-3  # accuracy is relative to F, but not to less than this share of the F of the model without inputs
 RELAX = 0.95  # on the curvature after each step, as it may be smaller elsewhere
@@ -24,25 +24,22 @@ TRIES = 40  # of a smaller step, before rounding is to blame
 
 @dataclass
 class Objective:
-    """F = weighted mean loss(A·vᵀ + c) + ψ(v), at points of shape (outputs, columns + 1) with c as the last column."""
+    """F = mean loss(A·vᵀ + c) + ψ(v), at points of shape (outputs, columns + 1) with c as the last column."""
 
-    inputs: Inputs
-    targets: Tensor
-    weights: Tensor
-    loss: Loss
+    problem: Problem
     penalty: Penalty | None
-    fit_intercept: bool = True
 
     def outputs(self, point: Tensor) -> Tensor:
-        return self.inputs.times(point[:, :-1]) + point[:, -1]
+        return self.problem.inputs.times(point[:, :-1]) + point[:, -1]
 
     def slopes(self, outputs: Tensor) -> tuple[float, Tensor]:
         """Return the mean loss and its gradient in the outputs."""
-        return mean_and_slopes(self.loss, outputs, self.targets, self.weights)
+        task = self.problem.task
+        return mean_and_slopes(task.loss, outputs, task.targets, self.problem.weights)
 
     def gradient(self, slopes: Tensor) -> Tensor:
-        bias = slopes.sum(0) if self.fit_intercept else torch.zeros_like(slopes[0])
-        return torch.cat([self.inputs.pull_back(slopes), bias[:, None]], 1)
+        bias = slopes.sum(0) if self.problem.fit_intercept else torch.zeros_like(slopes[0])
+        return torch.cat([self.problem.inputs.pull_back(slopes), bias[:, None]], 1)
 
     def penalty_value(self, point: Tensor) -> float:
         return 0.0 if self.penalty is None else float(self.penalty.total([point[:, :-1]]))
