@@ -21,8 +21,10 @@ from proxmo.progress import Progress
 from proxmo.sklearn.goals import Goal
 from proxmo.sklearn.inputs import Array, Inputs
 from proxmo.sklearn.linear import LinearFit
+from proxmo.sklearn.path import RegularizationPath
 from proxmo.sklearn.problem import Layers, Outcome, Problem, Task
 from proxmo.sklearn.stochastic import Network, Samples, StochasticFit, Training
+from proxmo.sklearn.walk import trace
 
 FULL_STEPS = 10_000  # steps of a linear model on all samples
 EPOCHS = 100  # of a network
@@ -162,6 +164,25 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         """Set the fitted attributes."""
         self.coefs_, self.intercepts_ = outcome.layers
         self.loss_curve_, self.n_iter_ = outcome.curve, len(outcome.curve)
+
+    def path(
+        self, X: Any, y: Any, *, strengths: Any = None, keeps: Any = None, sample_weight: Any = None, cv: Any = None, scoring: Any = None
+    ) -> RegularizationPath:
+        """Fit a model for each of several strengths, or shares to keep, each from the one before.
+
+        The estimator itself is not fitted. For networks, each model after the first takes a quarter of the epochs.
+
+        Args:
+            X: inputs.
+            y: targets.
+            strengths: strengths in place of that of the estimator, or how many, from the smallest one that leaves no
+                input down to a thousandth of it.
+            keeps: shares (or counts) of inputs or weights to keep, in place of ``strengths``.
+            sample_weight: how much each sample counts.
+            cv: the number of folds, or a splitter of scikit-learn, to score each point by cross-validation.
+            scoring: what to score by, as for ``GridSearchCV``; by default the method ``score``.
+        """
+        return trace(self, X, y, strengths, keeps, sample_weight, cv, scoring)
 
     def _learn(self, X: Any, y: Array, weights: Array) -> None:
         """Go through a part of a stream once."""

@@ -11,7 +11,6 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
 from typing_extensions import Self
 
 from proxmo.sklearn.base import ProxEstimator
@@ -45,7 +44,7 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
         class_weight: Any = None,
         fit_intercept: Any = True,
         max_iter: Any = None,
-        tol: Any = 1e-4,
+        tol: Any = 1e-6,
         batch_size: Any = None,
         early_stopping: Any = False,
         validation_fraction: Any = 0.1,

