@@ -7,7 +7,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 
-MODULES = ["proxmo", "proxmo.criteria", "proxmo.plot", "proxmo.theory"]
+MODULES = ["proxmo", "proxmo.criteria", "proxmo.plot", "proxmo.progress", "proxmo.sklearn", "proxmo.theory"]
 
 
 def public_names(module_name: str) -> set[str]:

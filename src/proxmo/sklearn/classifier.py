@@ -1,0 +1,155 @@
+"""Sparse classifiers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import expit, log_expit, log_softmax, softmax
+from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from typing_extensions import Self
+
+from proxmo.sklearn.base import ProxEstimator
+from proxmo.sklearn.inputs import Array
+from proxmo.sklearn.losses import CLASSIFICATION, find_loss
+from proxmo.sklearn.problem import Task
+
+LEAST = 1e-6  # the smallest share of a class that a model starts with
+
+
+def _gives_probabilities(estimator: ProxClassifier) -> bool:
+    if estimator.loss != "log_loss":
+        raise AttributeError(f"probabilities need loss='log_loss', got {estimator.loss!r}")
+    return True
+
+
+class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
+    r"""Classifier.
+    """
+
+    classes_: Array
+
+    def __init__(
+        self,
+        penalty: Any = "inputs",
+        *,
+        strength: Any = None,
+        keep: Any = None,
+        hidden: Any = (),
+        loss: Any = "log_loss",
+        class_weight: Any = None,
+        fit_intercept: Any = True,
+        max_iter: Any = None,
+        tol: Any = 1e-6,
+        batch_size: Any = None,
+        early_stopping: Any = False,
+        validation_fraction: Any = 0.1,
+        n_iter_no_change: Any = 10,
+        random_state: Any = None,
+        verbose: Any = 0,
+    ) -> None:
+        self.penalty = penalty
+        self.strength = strength
+        self.keep = keep
+        self.hidden = hidden
+        self.loss = loss
+        self.class_weight = class_weight
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.batch_size = batch_size
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _validate(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Array, Array]:
+        X, y = self._validate_inputs(X, y)
+        check_classification_targets(y)
+        self.classes_ = np.unique(y)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y must have at least two classes, got one class: {self.classes_[0]!r}")
+        weights = self._weights(sample_weight, X) * compute_sample_weight(self.class_weight, y)
+        return X, np.searchsorted(self.classes_, y), weights
+
+    def _task(self, y: Array, weights: Array, dtype: Any) -> Task:
+        loss, classes = find_loss(self.loss, CLASSIFICATION), len(self.classes_)
+        logits = np.log(np.maximum(np.bincount(y, weights, minlength=classes) / weights.sum(), LEAST))
+        if classes == 2:
+            center, targets = logits[1:] - logits[:1], torch.from_numpy(y[:, None].astype(dtype))
+        else:
+            center, targets = logits - logits.mean(), torch.from_numpy(y)
+        center = torch.from_numpy(center.astype(dtype)) * float(self.loss == "log_loss")
+        return Task(targets, center, torch.ones_like(center), loss)
+
+    def _strata(self, y: Array) -> Array:
+        return y
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Learn from a part of a stream, in one pass over it.
+
+        Args:
+            X: inputs.
+            y: targets.
+            classes: all classes that will appear; needed in the first call.
+            sample_weight: how much each sample counts.
+        """
+        self._check_arguments()
+        first = not hasattr(self, "coefs_")
+        if first and classes is None:
+            raise ValueError("classes must be passed on the first call to partial_fit.")
+        if isinstance(self.class_weight, str):
+            raise ValueError(f"class_weight={self.class_weight!r} needs all samples; give sample_weight to partial_fit")
+        X, y = self._validate_inputs(X, y, reset=first)
+        check_classification_targets(y)
+        given = self.classes_ if classes is None else np.unique(classes)
+        if not first and not np.array_equal(given, self.classes_):
+            raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {given!r}")
+        if unknown := sorted(set(np.unique(y)) - set(given)):
+            raise ValueError(f"y must hold classes among {given!r}, got {unknown!r}")
+        self.classes_ = given
+        weights = self._weights(sample_weight, X) * compute_sample_weight(self.class_weight, y)
+        self._learn(X, np.searchsorted(self.classes_, y), weights)
+        return self
+
+    @property
+    def coef_(self) -> Array:
+        """Coefficients of a linear model: of shape (1, features) for two classes, else (classes, features)."""
+        return self._linear_layer()[0]
+
+    @property
+    def intercept_(self) -> Array:
+        """Intercepts of a linear model: one for two classes, else one per class."""
+        return self._linear_layer()[1]
+
+    def decision_function(self, X: Any) -> Array:
+        """Return the outputs of the model: one per sample for two classes, else one per class."""
+        outputs = self._outputs(X)
+        return outputs[:, 0] if outputs.shape[1] == 1 else outputs
+
+    def predict(self, X: Any) -> Array:
+        """Return the most likely class of each sample."""
+        scores = self.decision_function(X)
+        found: Array = self.classes_[scores.argmax(1) if scores.ndim == 2 else (scores > 0).astype(int)]
+        return found
+
+    @available_if(_gives_probabilities)  # type: ignore[misc]
+    def predict_proba(self, X: Any) -> Array:
+        """Return the probability of each class."""
+        scores = self.decision_function(X)
+        found: Array = softmax(scores, axis=1) if scores.ndim == 2 else np.stack([expit(-scores), expit(scores)], 1)
+        return found
+
+    @available_if(_gives_probabilities)  # type: ignore[misc]
+    def predict_log_proba(self, X: Any) -> Array:
+        """Return the logarithm of the probability of each class."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.stack([log_expit(-scores), log_expit(scores)], 1)
+        found: Array = log_softmax(scores, axis=1)
+        return found

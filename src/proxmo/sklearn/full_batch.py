@@ -1,0 +1,146 @@
+"""Linear models by the accelerated proximal gradient method on all samples, to an accuracy that is known.
+
+A linear model is cheap to evaluate on all samples, and its loss is mostly convex. Steps without noise then reach in
+seconds what stochastic ones do not reach at all: four digits of the objective, and the zeros of the solution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from proxmo.penalties import Penalty
+from proxmo.sklearn.losses import mean_and_slopes
+from proxmo.sklearn.problem import Problem
+
+FLOOR = 1e-3  # accuracy is relative to F, but not to less than this share of the F of the model without inputs
+RELAX = 0.95  # on the curvature after each step, as it may be smaller elsewhere
+ROUNDING = 64  # a tolerance is at least so many roundings
+TRIES = 40  # of a smaller step, before rounding is to blame
+
+
+@dataclass
+class Objective:
+    """F = mean loss(A·vᵀ + c) + ψ(v), at points of shape (outputs, columns + 1) with c as the last column."""
+
+    problem: Problem
+    penalty: Penalty | None
+
+    def outputs(self, point: Tensor) -> Tensor:
+        return self.problem.inputs.times(point[:, :-1]) + point[:, -1]
+
+    def slopes(self, outputs: Tensor) -> tuple[float, Tensor]:
+        """Return the mean loss and its gradient in the outputs."""
+        task = self.problem.task
+        return mean_and_slopes(task.loss, outputs, task.targets, self.problem.weights)
+
+    def gradient(self, slopes: Tensor) -> Tensor:
+        bias = slopes.sum(0) if self.problem.fit_intercept else torch.zeros_like(slopes[0])
+        return torch.cat([self.problem.inputs.pull_back(slopes), bias[:, None]], 1)
+
+    def penalty_value(self, point: Tensor) -> float:
+        return 0.0 if self.penalty is None else float(self.penalty.total([point[:, :-1]]))
+
+    def step(self, point: Tensor, gradient: Tensor, size: float) -> Tensor:
+        """Return prox(point − size·gradient)."""
+        moved = point - size * gradient
+        if self.penalty is not None and moved.shape[1] > 1:
+            weight = moved[:, :-1].contiguous()
+            self.penalty.prox_([weight], size)
+            moved[:, :-1] = weight
+        return moved
+
+
+@dataclass
+class Solution:
+    """The last point, its loss and its objective, and those of all points before."""
+
+    point: Tensor
+    loss: float = math.inf
+    value: float = math.inf
+    converged: bool = False
+    values: list[float] = field(default_factory=list)
+
+
+@torch.no_grad()
+def minimize(
+    objective: Objective,
+    start: Tensor,
+    null: Tensor,
+    *,
+    tol: float,
+    max_iter: int,
+    observe: Callable[[Solution], None] = lambda _: None,
+) -> Solution:
+    """Minimise F from ``start`` by accelerated proximal gradient steps that never increase it.
+
+    The step follows the curvature along the last move. Momentum starts again whenever it points uphill, and a point
+    with a larger F is not taken, so that the method is safe for penalties that are not convex, too; there it finds a
+    stationary point.
+
+    Args:
+        objective: F.
+        start: where to start.
+        null: the point without inputs, which distances and accuracies are measured from.
+        tol: stop when ‖g‖·r ≤ tol·F, where g is a subgradient of F and r the largest distance from ``null`` so far. For
+            a convex F the left-hand side bounds F − F* if the minimiser is within r of the last point. Not finer than
+            rounding allows.
+        max_iter: how many steps to take at most.
+        observe: called after each step.
+    """
+    tol = max(tol, ROUNDING * torch.finfo(start.dtype).eps)
+    found, outputs = Solution(start), objective.outputs(start)
+    ahead, outputs_ahead, weight = start, outputs, 1.0
+    reach = float((start - null).norm())
+    least = FLOOR * abs(objective.slopes(objective.outputs(null))[0])
+    curvature, rejected = 0.0, 0
+    while len(found.values) < max_iter and not found.converged:
+        _, slopes = objective.slopes(outputs_ahead)
+        gradient = objective.gradient(slopes)
+        curvature = curvature or _curvature_downhill(objective, outputs_ahead, slopes, gradient)
+        for _ in range(TRIES):
+            new = objective.step(ahead, gradient, 1 / curvature)
+            move, new_outputs = new - ahead, objective.outputs(new)
+            new_loss, new_slopes = objective.slopes(new_outputs)
+            length = float(move.square().sum())
+            bend = float(((new_slopes - slopes) * (new_outputs - outputs_ahead)).sum())
+            if length == 0 or (bend <= curvature * length and math.isfinite(new_loss)):
+                break
+            curvature = max(1.05 * curvature, bend / length if math.isfinite(bend) else 10 * curvature)
+        value = new_loss + objective.penalty_value(new)
+        found.values.append(min(value, found.value))
+        if not value <= found.value:
+            rejected += 1
+            if weight == 1.0:
+                curvature *= 2
+            ahead, outputs_ahead, weight = found.point, outputs, 1.0
+            found.converged = rejected > TRIES  # rounding hides what is left to gain
+            continue
+        rejected = 0
+        reach = max(reach, float((new - null).norm()))
+        gap = 2 * curvature * math.sqrt(length) * reach  # the subgradient at the new point is at most 2·curvature·‖move‖
+        uphill = float(((ahead - new) * (new - found.point)).sum()) > 0
+        following = 1.0 if uphill else (1 + math.sqrt(1 + 4 * weight**2)) / 2
+        push = 0.0 if uphill else (weight - 1) / following
+        ahead, outputs_ahead = new + push * (new - found.point), new_outputs + push * (new_outputs - outputs)
+        found.point, found.loss, found.value, outputs, weight = new, new_loss, value, new_outputs, following
+        found.converged = gap <= tol * max(abs(value), least)
+        curvature *= RELAX
+        observe(found)
+    return found
+
+
+def _curvature_downhill(objective: Objective, outputs: Tensor, slopes: Tensor, gradient: Tensor) -> float:
+    """Return the curvature of the loss along its gradient, over a move of length 1; a first guess."""
+    steepness = float(gradient.norm())
+    if not steepness > 0:
+        return 1.0
+    move = -gradient / steepness
+    change = objective.outputs(move)
+    _, new_slopes = objective.slopes(outputs + change)
+    bend = float(((new_slopes - slopes) * change).sum())
+    return bend if bend > 0 and math.isfinite(bend) else steepness

@@ -1,0 +1,156 @@
+"""Walking along a path of strengths or of shares to keep, with warm starts and cross-validation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sklearn.base import is_classifier
+from sklearn.metrics import check_scoring
+from sklearn.model_selection import check_cv
+from sklearn.utils import _safe_indexing
+from torch import Tensor
+
+from proxmo import checks
+from proxmo.penalties import Penalty
+from proxmo.sklearn.goals import Goal
+from proxmo.sklearn.inputs import Array
+from proxmo.sklearn.linear import LinearFit
+from proxmo.sklearn.path import RegularizationPath
+from proxmo.sklearn.problem import Outcome
+
+if TYPE_CHECKING:
+    from proxmo.sklearn.base import ProxEstimator
+
+RANGE = 1e-3  # the smallest strength of a grid, relative to the largest
+HALVINGS = 12  # in the search for the largest one
+
+
+def trace(
+    estimator: ProxEstimator, X: Any, y: Any, strengths: Any, keeps: Any, sample_weight: Any, cv: Any, scoring: Any
+) -> RegularizationPath:
+    """Return the path; `ProxEstimator.path` has the arguments."""
+    if (strengths is None) == (keeps is None):
+        raise ValueError(f"path takes strengths or keeps, got strengths={strengths!r} and keeps={keeps!r}")
+    whole = copy.copy(estimator)
+    walk = Walk(whole, X, y, sample_weight)
+    name, values = walk.grid(strengths, keeps)
+    models, outcomes = zip(*walk.along(name, values), strict=True)
+    scores = None
+    if cv is not None:
+        folds = check_cv(cv, y, classifier=is_classifier(estimator))
+        scores = _cross_validate(estimator, X, y, sample_weight, name, values, folds, scoring)
+    nonzeros = np.array([model.selected_.sum() for model in models])
+    return RegularizationPath(
+        keeps=values if name == "keep" else None,
+        strengths=values if name == "strength" else None,
+        coefs=np.stack([_coefficients(model) for model in models]),
+        intercepts=np.stack([_intercepts(model) for model in models]),
+        losses=np.array([outcome.loss for outcome in outcomes]),
+        objectives=np.array([outcome.objective for outcome in outcomes]),
+        nonzeros=nonzeros,
+        feature_names=getattr(whole, "feature_names_in_", None),
+        scores=scores,
+        best=None if scores is None else _best(scores[0], nonzeros),
+    )
+
+
+class Walk:
+    """Fits models of a copy of an estimator along a path; the copy is checked, and knows classes and features."""
+
+    def __init__(self, estimator: ProxEstimator, X: Any, y: Any, sample_weight: Any) -> None:
+        estimator._check_arguments()
+        self._estimator = estimator
+        self._data = estimator._validate(X, y, sample_weight)
+
+    def grid(self, strengths: Any, keeps: Any) -> tuple[str, Array]:
+        """Return what changes along the path, and its values in falling order."""
+        if keeps is not None:
+            values = sorted((Goal.of(self._estimator.penalty, None, keep).keep for keep in np.ravel(keeps)), reverse=True)
+            return "keep", np.array(values)
+        if not isinstance(strengths, Integral):
+            return "strength", np.array(sorted((checks.nonnegative("strengths", s) for s in np.ravel(strengths)))[::-1])
+        count = checks.count("strengths", strengths, least=1)
+        largest = self._largest_strength()
+        return "strength", largest * np.geomspace(1, RANGE, count) if count > 1 else np.array([largest])
+
+    def along(self, name: str, values: Array) -> Iterator[tuple[ProxEstimator, Outcome]]:
+        """Yield a fitted estimator for each value, and what its fit was like."""
+        fitter = self._estimator._fitter(*self._data)
+        for value in values.tolist():
+            model = copy.copy(self._estimator).set_params(**{"strength": None, "keep": None, name: value})
+            outcome = fitter.fit(model._goal())
+            model._take(outcome)
+            yield model, outcome
+
+    def _largest_strength(self) -> float:
+        """Return the smallest strength, up to a part in a thousand, that leaves no input in the model."""
+        linear = copy.copy(self._estimator).set_params(hidden=(), early_stopping=False)
+        fit = linear._fitter(*self._data)
+        assert isinstance(fit, LinearFit)
+        gradient = fit.fit_null()
+
+        def leaves_nothing(strength: float) -> bool:
+            return _is_fixed(fit.in_units(Goal.of(self._estimator.penalty, strength, None).penalty), gradient)
+
+        low, high = 1e-300, float(gradient.norm()) or 1.0
+        while not leaves_nothing(high):
+            low, high = high, 16 * high
+            if high > 1e100:
+                raise ValueError(f"no strength of {self._estimator.penalty!r} leaves inputs out; give strengths as a list")
+        while high / low > 16:
+            middle = max(low, high / 16)
+            if not leaves_nothing(middle):
+                low = middle
+            elif middle == low:
+                break
+            else:
+                high = middle
+        for _ in range(HALVINGS):
+            middle = float(np.sqrt(low * high))
+            low, high = (low, middle) if leaves_nothing(middle) else (middle, high)
+        return high
+
+
+@torch.no_grad()
+def _is_fixed(penalty: Penalty | None, gradient: Tensor) -> bool:
+    """Whether a step from zero against the gradient ends at zero."""
+    assert penalty is not None
+    point = -gradient
+    penalty.prox_([point], 1.0)
+    return not bool(point.any())
+
+
+def _cross_validate(
+    estimator: ProxEstimator, X: Any, y: Any, sample_weight: Any, name: str, values: Array, folds: Any, scoring: Any
+) -> tuple[Array, Array]:
+    """Return mean and standard deviation of the scores over the folds."""
+    scorer = check_scoring(estimator, scoring)
+    scores = []
+    for train, test in folds.split(X, y):
+        known = [None if a is None else _safe_indexing(a, train) for a in (X, y, sample_weight)]
+        walk = Walk(copy.copy(estimator), *known)
+        unseen = _safe_indexing(X, test), _safe_indexing(y, test)
+        scores.append([scorer(model, *unseen) for model, _ in walk.along(name, values)])
+    return np.mean(scores, axis=0), np.std(scores, axis=0)
+
+
+def _best(means: Array, nonzeros: Array) -> int:
+    """Return the index of the best mean score; of equal ones that with the fewest inputs."""
+    return int(np.lexsort((nonzeros, -means))[0])
+
+
+def _coefficients(model: ProxEstimator) -> Array:
+    weight = model.coefs_[0]
+    if len(model.coefs_) > 1:
+        return np.linalg.norm(weight, axis=0)
+    return weight[0] if len(weight) == 1 else weight
+
+
+def _intercepts(model: ProxEstimator) -> Any:
+    bias = model.intercepts_[-1]
+    return bias[0] if len(bias) == 1 else bias
