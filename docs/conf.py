@@ -1,4 +1,4 @@
-"""The documentation site. Build it with `sphinx-build -W docs docs/_build`; it needs the extra `docs`, and no network."""
+"""The documentation site: `sphinx-build -W docs docs/_build`. It needs the extra `docs`, and no network."""
 
 import sys
 from pathlib import Path

@@ -5,13 +5,13 @@ No learning rate: AutoProxSGD against a grid
 A sparse logistic regression has a known optimum, so we can measure how far a stochastic method ends from it. A grid of
 20 pairs of lr and momentum shows how much the choice matters. ``AutoProxSGD`` chooses neither.
 
-*What is new*: a stochastic proximal method that finds its own step size, and still ends with exact zeros. *What one would
-use otherwise*: a grid of ``ProxSGD``, or scikit-learn's ``SGDClassifier`` with its step-size rules.
+*What is new*: a stochastic proximal method that finds its own step size, and still ends with exact zeros. *What one
+would use otherwise*: a grid of ``ProxSGD``, or scikit-learn's ``SGDClassifier`` with its step-size rules.
 """
 
 # %%
-# The problem: breast cancer data, 30 standardised features, ℓ1 with strength 0.01. scikit-learn's exact solver gives the
-# optimum F*.
+# The problem: breast cancer data, 30 standardised features, ℓ1 with strength 0.01. scikit-learn's exact solver gives
+# the optimum F*.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -39,8 +39,8 @@ optimum = objective(exact.coef_[0], exact.intercept_[0])
 print(f"F* = {optimum:.5f} with {np.count_nonzero(exact.coef_)} of 30 features")
 
 # %%
-# One run of a proxmo optimizer: 1,000 mini-batches of 16. The function returns the gap F − F* and the number of features
-# in use.
+# One run of a proxmo optimizer: 1,000 mini-batches of 16. The function returns the gap F − F* and the number of
+# features in use.
 
 
 def run(make_optimizer, seed=0):
@@ -71,17 +71,24 @@ print("AutoProxSGD: gap", ", ".join(f"{gap:.4f}" for gap, _ in auto), "features"
 passes = STEPS * BATCH // len(y)
 for rule in ("optimal", "adaptive"):
     model = SGDClassifier(
-        "log_loss", penalty="l1", alpha=STRENGTH, learning_rate=rule, eta0=0.01, max_iter=passes, tol=None, random_state=0
+        "log_loss",
+        penalty="l1",
+        alpha=STRENGTH,
+        learning_rate=rule,
+        eta0=0.01,
+        max_iter=passes,
+        tol=None,
+        random_state=0,
     )
     model.fit(features, labels)
     gap = objective(model.coef_[0], model.intercept_[0]) - optimum
     print(f"SGDClassifier, {rule}: gap {gap:.4f}, features {np.count_nonzero(model.coef_)}")
 
 # %%
-# Four of the 20 cells are about as good as ``AutoProxSGD`` or better, and some are worse by orders of magnitude. After so
-# few steps all of them use more features than the optimum does. The rule ``"optimal"`` of ``SGDClassifier``, which was made
-# for linear models, is ahead of both and takes milliseconds: for a linear model, use scikit-learn. ``AutoProxSGD`` takes
-# whatever torch can differentiate, with any penalty.
+# Four of the 20 cells are about as good as ``AutoProxSGD`` or better, and some are worse by orders of magnitude. After
+# so few steps all of them use more features than the optimum does. The rule ``"optimal"`` of ``SGDClassifier``, which
+# was made for linear models, is ahead of both and takes milliseconds: for a linear model, use scikit-learn.
+# ``AutoProxSGD`` takes whatever torch can differentiate, with any penalty.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
 image = left.imshow(np.log10(np.maximum(grid, 1e-5)), cmap="viridis_r", origin="lower")

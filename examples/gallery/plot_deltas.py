@@ -2,11 +2,11 @@
 Fine-tune with a small difference: low rank or sparse
 =====================================================
 
-Fine-tuning changes every weight a little. If the change D = W − W₀ has low rank, or few entries, it is small to store and to
-ship, and the original can stay where it is.
+Fine-tuning changes every weight a little. If the change D = W − W₀ has low rank, or few entries, it is small to store
+and to ship, and the original can stay where it is.
 
-*What is new*: a penalty on the difference finds its rank, or keeps a given share of entries, by itself. *What one would use
-otherwise*: LoRA, which trains factors of a rank that is chosen before, the same in all layers.
+*What is new*: a penalty on the difference finds its rank, or keeps a given share of entries, by itself. *What one
+would use otherwise*: LoRA, which trains factors of a rank that is chosen before, the same in all layers.
 """
 
 # %%
@@ -51,8 +51,8 @@ for inputs, targets in batches(upright, order[:900], 500):
 print(f"pretrained: {accuracy(pretrained, upright):.1f}% upright, {accuracy(pretrained, turned):.1f}% turned")
 
 # %%
-# A parametrization adds the difference to the fixed weight, so that the optimizer sees the difference only. LoRA is the same
-# with two factors. Biases are trained by all and not counted.
+# A parametrization adds the difference to the fixed weight, so that the optimizer sees the difference only. LoRA is
+# the same with two factors. Biases are trained by all and not counted.
 
 
 class Difference(nn.Module):
@@ -134,8 +134,9 @@ ways["LoRA"] = [
 ]
 
 # %%
-# At equal storage the sparse difference is ahead here, and LoRA and the nuclear norm are level. LoRA trains far fewer numbers,
-# which is what it is made for: with a large model the memory of the optimizer decides, and the other two need all of it.
+# At equal storage the sparse difference is ahead here, and LoRA and the nuclear norm are level. LoRA trains far fewer
+# numbers, which is what it is made for: with a large model the memory of the optimizer decides, and the other two need
+# all of it.
 
 figure, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
 for (label, points), style in zip(ways.items(), ("k*", "o-", "s-", "v--"), strict=True):

@@ -2,12 +2,12 @@
 Which inputs matter? Group lasso on the first layer
 ===================================================
 
-A network uses an input if any weight of its first layer does. A group penalty with one group per input therefore selects
-inputs while the network trains, and a trimmed one selects as many as you ask for.
+A network uses an input if any weight of its first layer does. A group penalty with one group per input therefore
+selects inputs while the network trains, and a trimmed one selects as many as you ask for.
 
-*What is new*: a number of inputs instead of a strength, in any network and with any loss. *What one would use otherwise*:
-`LassoNet <https://github.com/lasso-net/lassonet>`_, a network with a skip layer that decides which inputs may be used;
-scikit-learn's ``SelectKBest`` in front of a network; or an ℓ1 logistic regression.
+*What is new*: a number of inputs instead of a strength, in any network and with any loss. *What one would use
+otherwise*: `LassoNet <https://github.com/lasso-net/lassonet>`_, a network with a skip layer that decides which inputs
+may be used; scikit-learn's ``SelectKBest`` in front of a network; or an ℓ1 logistic regression.
 """
 
 # %%
@@ -66,9 +66,9 @@ assert all(int(model[0].weight.any(0).sum()) == keep for keep, model in chosen.i
 curves["proxmo: trimmed ℓ2,1"] = [(keep, accuracy(model, X_test)) for keep, model in chosen.items()]
 
 # %%
-# The others rank the pixels, and the same network is trained on the best of them. LassoNet ranks them by the strength at
-# which they leave its path. To keep this script short, its path begins where pixels begin to leave, and has 20 iterations
-# for each strength in place of 100.
+# The others rank the pixels, and the same network is trained on the best of them. LassoNet ranks them by the strength
+# at which they leave its path. To keep this script short, its path begins where pixels begin to leave, and has 20
+# iterations for each strength in place of 100.
 
 lassonet = LassoNetClassifier(
     hidden_dims=(100,), n_iters=(300, 20), lambda_start=350, random_state=0, torch_seed=0, verbose=0

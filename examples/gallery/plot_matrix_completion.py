@@ -2,12 +2,12 @@
 Fill in missing pixels: the nuclear norm
 ========================================
 
-Two thirds of the pixels of a photograph are missing. The nuclear norm, the sum of the singular values, prefers matrices of
-low rank among all that fit the rest.
+Two thirds of the pixels of a photograph are missing. The nuclear norm, the sum of the singular values, prefers
+matrices of low rank among all that fit the rest.
 
-*What is new*: a matrix completed by an ordinary training loop; the same penalty on the weight of a layer gives the layer
-low rank. The rank comes out instead of going in. *What one would use otherwise*: a factorisation U·Vᵀ of a chosen rank,
-trained by Adam, or scikit-learn's ``KNNImputer``.
+*What is new*: a matrix completed by an ordinary training loop; the same penalty on the weight of a layer gives the
+layer low rank. The rank comes out instead of going in. *What one would use otherwise*: a factorisation U·Vᵀ of a
+chosen rank, trained by Adam, or scikit-learn's ``KNNImputer``.
 """
 
 import matplotlib.pyplot as plt
@@ -69,9 +69,9 @@ choice = min(factorised, key=lambda setting: error(factorised[setting], held_out
 neighbours = torch.tensor(KNNImputer(n_neighbors=5).fit_transform(photograph.where(known, torch.nan).numpy()))
 
 # %%
-# The nuclear norm and a well-chosen factorisation end close to each other, and for a reason: weight decay on U and V *is*
-# the nuclear norm of U·Vᵀ, if the factors are wide enough. The factorisation is cheaper for large matrices, as it needs
-# no singular values; the nuclear norm is convex, has one number to choose, and tells the rank.
+# The nuclear norm and a well-chosen factorisation end close to each other, and for a reason: weight decay on U and V
+# *is* the nuclear norm of U·Vᵀ, if the factors are wide enough. The factorisation is cheaper for large matrices, as it
+# needs no singular values; the nuclear norm is convex, has one number to choose, and tells the rank.
 
 pictures = {
     "one third of the pixels": photograph.where(~missing, 1.0),

@@ -2,9 +2,9 @@
 Mixture weights on the simplex: a small ensemble
 ================================================
 
-An ensemble averages the probabilities of several models. Which weights should they have? Non-negative ones that sum to one,
-and the best of them on held-out data. That is a problem on the simplex, and its solution is sparse: most models get a weight
-of exactly zero and need not be run at all.
+An ensemble averages the probabilities of several models. Which weights should they have? Non-negative ones that sum to
+one, and the best of them on held-out data. That is a problem on the simplex, and its solution is sparse: most models
+get a weight of exactly zero and need not be run at all.
 
 *What is new*: the simplex as the constraint of a torch optimizer, per parameter group. *What one would use otherwise*:
 weights through a softmax, which are never zero, or equal weights as in scikit-learn's ``VotingClassifier``.
@@ -99,8 +99,8 @@ for way, w in ways.items():
     )
 
 # %%
-# Both ways of choosing weights find the same loss. The simplex names the models that matter; with the softmax you choose a
-# threshold and hope.
+# Both ways of choosing weights find the same loss. The simplex names the models that matter; with the softmax you
+# choose a threshold and hope.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
 left.plot(simplex_path, label="simplex, ProxSGD")

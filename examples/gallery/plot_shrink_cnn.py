@@ -60,8 +60,8 @@ def accuracy(model: nn.Module) -> float:
 
 
 # %%
-# Pruning removes the same share of each layer. Both ways begin with the trained network and train for as many epochs; the
-# network from scratch has the epochs of both phases.
+# Pruning removes the same share of each layer. Both ways begin with the trained network and train for as many epochs;
+# the network from scratch has the epochs of both phases.
 
 
 def prune(model: nn.Module, keep: float) -> nn.Module:
@@ -93,10 +93,10 @@ print(report)
 print(small)
 
 # %%
-# Each point is a seed. ``shrink`` and pruning are level here: what counts on a problem this easy is that training goes on
-# after the cut, or during it. `Longer comparisons <../results/targets/README.html>`_ with three seeds on five tasks say
-# the same, and where they differ. ``shrink`` adds that no lr is chosen, that the cut is proved to change nothing, and
-# budgets in parameters or latency.
+# Each point is a seed. ``shrink`` and pruning are level here: what counts on a problem this easy is that training goes
+# on after the cut, or during it. `Longer comparisons <../results/targets/README.html>`_ with three seeds on five tasks
+# say the same, and where they differ. ``shrink`` adds that no lr is chosen, that the cut is proved to change nothing,
+# and budgets in parameters or latency.
 
 figure, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
 ways = {"dense": dense, "shrink": shrunk, "torch-pruning, then training": pruned, "small from scratch": scratch}

@@ -2,8 +2,8 @@
 A small transformer loses heads and neurons
 ===========================================
 
-A byte-level transformer learns Python from the source of the standard library, while ``ProxAdamW`` removes three quarters of its
-attention heads and neurons.
+A byte-level transformer learns Python from the source of the standard library, while ``ProxAdamW`` removes three
+quarters of its attention heads and neurons.
 
 *What is new*: AdamW with a prox in Adam's own metric, and heads as groups of a penalty. *What one would use otherwise*:
 train with AdamW, cut the heads and neurons of smallest norm, and train on.
@@ -21,7 +21,8 @@ import proxmo
 
 STEPS, LENGTH = 200, 48
 sources = sorted(glob.glob(sysconfig.get_path("stdlib") + "/*.py"))
-text = torch.frombuffer(bytearray(b"".join(Path(name).read_bytes() for name in sources)), dtype=torch.uint8).long() % 128
+source = bytearray(b"".join(Path(name).read_bytes() for name in sources))
+text = torch.frombuffer(source, dtype=torch.uint8).long() % 128
 print(f"{len(text):,} bytes")
 
 
@@ -61,7 +62,9 @@ def test_loss(model: nn.Module) -> float:
     return loss_of(model.eval(), *batch(torch.Generator().manual_seed(1), TEST, size=256)).item()
 
 
-def fit(model: nn.Module, optimizer: torch.optim.Optimizer, schedulers: list, steps: int, seed: int, watch=None) -> None:
+def fit(
+    model: nn.Module, optimizer: torch.optim.Optimizer, schedulers: list, steps: int, seed: int, watch=None
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     model.train()
     for step in range(steps):
@@ -101,7 +104,8 @@ print(report)
 removed = test_loss(small)
 
 # %%
-# The usual way with as many steps: AdamW for two thirds of them, then the cut to the same sizes, then AdamW for the rest.
+# The usual way with as many steps: AdamW for two thirds of them, then the cut to the same sizes, then AdamW for the
+# rest.
 
 torch.manual_seed(0)
 dense = Model()
