@@ -11,12 +11,14 @@ MODULES = ["proxmo", "proxmo.criteria", "proxmo.plot", "proxmo.progress", "proxm
 
 
 def public_names(module_name: str) -> set[str]:
-    """The full names of what a module exports: `__all__`, or all that it defines without an underscore."""
+    """The full names of what a module exports: `__all__`, or the classes and functions without an underscore."""
     module = importlib.import_module(module_name)
     names = getattr(module, "__all__", None) or [
         name
         for name, thing in vars(module).items()
-        if not name.startswith("_") and getattr(thing, "__module__", None) == module_name
+        if not name.startswith("_")
+        and (inspect.isclass(thing) or inspect.isfunction(thing))
+        and thing.__module__ == module_name
     ]
     return {f"{module_name}.{name}" for name in names if not inspect.ismodule(getattr(module, name))}
 
