@@ -54,7 +54,7 @@ def choices(task: str, kind: Kind, method: str) -> list[Run]:
     """Return the runs among which lr is chosen."""
     method = SAME_LR.get(method, method)
     found = levels(kind, method)
-    tried = found[-3:-1] if METHODS[method].strengths else tuple({MIDDLE[kind]}.intersection(found)) or found
+    tried = found[:-1] if METHODS[method].strengths else tuple({MIDDLE[kind]}.intersection(found)) or found
     return [Run(task, kind, method, level, lr, CHOICE_SEED) for lr in LRS[METHODS[method].family] for level in tried]
 
 

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from proxmo import AutoProxSGD, CosineRates, Penalty, ProxSGD, RateScheduler, param_groups
 
-LRS = (0.1, 0.3, 1.0, 3.0, 10.0)
+LRS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 MOMENTA = {"constant": (0.0, 0.9, 0.98), "cosine": (0.9,)}
 DOG_FIRST = {False: 1e-6, True: 1e-4}  # DoG's first distance for networks without and with BatchNorm, by its authors
 
