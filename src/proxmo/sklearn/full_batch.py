@@ -18,7 +18,7 @@ from proxmo.sklearn.losses import mean_and_slopes
 from proxmo.sklearn.problem import Problem
 
 FLOOR = 1e-3  # accuracy is relative to F, but not to less than this share of the F of the model without inputs
-RELAX = 0.95  # on the curvature after each step, as it may be smaller elsewhere
+RELAX = 0.98  # on the curvature after each step, as it may be smaller elsewhere
 ROUNDING = 64  # a tolerance is at least so many roundings
 TRIES = 40  # of a smaller step, before rounding is to blame
 
