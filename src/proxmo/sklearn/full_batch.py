@@ -122,7 +122,9 @@ def minimize(
             continue
         rejected = 0
         reach = max(reach, float((new - null).norm()))
-        gap = 2 * curvature * math.sqrt(length) * reach  # the subgradient at the new point is at most 2·curvature·‖move‖
+        gap = (
+            2 * curvature * math.sqrt(length) * reach
+        )  # the subgradient at the new point is at most 2·curvature·‖move‖
         uphill = float(((ahead - new) * (new - found.point)).sum()) > 0
         following = 1.0 if uphill else (1 + math.sqrt(1 + 4 * weight**2)) / 2
         push = 0.0 if uphill else (weight - 1) / following
