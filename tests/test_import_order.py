@@ -20,6 +20,7 @@ LAYERS = [
     {"layers", "schedules", "criteria", "estimates", "iterates", "proxy", "refit", "targets"},
     {"compaction"},
     {"shrinking"},
+    {"sklearn"},
     {"experiments"},
     {"cli"},
 ]
