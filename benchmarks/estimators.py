@@ -3,7 +3,8 @@
 All solve ℓ1-penalised logistic regression with the same strength, a hundredth of the smallest one that leaves no input,
 on files in LIBSVM format and on TF-IDF features of Python's sources (is a file part of the largest package?). Each is
 given 1, 2, 4, … passes until its loss on the test half is within 1% of that of the exact solution; the time is the CPU
-time of that last fit alone. LassoNet and networks of proxmo have another objective, and are listed with what they reach.
+time of that last fit alone. LassoNet and proxmo's networks have another objective; they are listed with what they
+reach.
 """
 
 from __future__ import annotations

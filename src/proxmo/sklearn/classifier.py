@@ -39,8 +39,8 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     early stopping use `AutoProxSGD` on mini-batches. Sparse matrices are never made dense.
 
     Fitted attributes: ``coef_`` and ``intercept_`` (linear models), ``coefs_`` and ``intercepts_`` (of each layer,
-    weights of shape (outputs, inputs)), ``selected_`` (a mask of the inputs in use), ``sparsity_`` (the share of weights
-    that are zero), ``loss_curve_`` (the objective after each pass), ``n_iter_``, ``n_features_in_``,
+    weights of shape (outputs, inputs)), ``selected_`` (a mask of the inputs in use), ``sparsity_`` (the share of zero
+    weights), ``loss_curve_`` (the objective after each pass), ``n_iter_``, ``n_features_in_``,
     ``feature_names_in_`` and ``classes_``.
 
     Args:

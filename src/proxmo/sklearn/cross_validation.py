@@ -103,7 +103,7 @@ class ProxClassifierCV(ClassifierMixin, ProxEstimatorCV):  # type: ignore[misc]
     """A `ProxClassifier` whose strength, or share to keep, is chosen by cross-validation.
 
     Models along the path are fitted with warm starts, in each fold and on all samples. Fitted attributes are those of
-    the best model, which is ``estimator_``, besides ``path_`` (a `RegularizationPath`) and ``best_`` (the value chosen).
+    the best model, ``estimator_``; ``path_`` is a `RegularizationPath` and ``best_`` the value chosen.
 
     Args:
         estimator: the estimator, `ProxClassifier()` by default.
@@ -146,7 +146,7 @@ class ProxRegressorCV(RegressorMixin, ProxEstimatorCV):  # type: ignore[misc]
     """A `ProxRegressor` whose strength, or share to keep, is chosen by cross-validation.
 
     Models along the path are fitted with warm starts, in each fold and on all samples. Fitted attributes are those of
-    the best model, which is ``estimator_``, besides ``path_`` (a `RegularizationPath`) and ``best_`` (the value chosen).
+    the best model, ``estimator_``; ``path_`` is a `RegularizationPath` and ``best_`` the value chosen.
 
     Args:
         estimator: the estimator, `ProxRegressor()` by default.

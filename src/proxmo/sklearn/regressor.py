@@ -29,8 +29,8 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
     With the default loss this is the objective of ``Lasso(alpha=strength)``, for several targets of ``MultiTaskLasso``.
 
     Fitted attributes: ``coef_`` and ``intercept_`` (linear models), ``coefs_`` and ``intercepts_`` (of each layer,
-    weights of shape (outputs, inputs)), ``selected_`` (a mask of the inputs in use), ``sparsity_`` (the share of weights
-    that are zero), ``loss_curve_`` (the objective after each pass), ``n_iter_``, ``n_features_in_``,
+    weights of shape (outputs, inputs)), ``selected_`` (a mask of the inputs in use), ``sparsity_`` (the share of zero
+    weights), ``loss_curve_`` (the objective after each pass), ``n_iter_``, ``n_features_in_``,
     ``feature_names_in_``.
 
     Args:
