@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn import datasets
 from torch import Tensor
+
+from sklearn import datasets
 
 
 class Dataset(NamedTuple):

@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from sklearn import datasets
 from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.datasets import Dataset, embedded, from_file
 from proxmo import L1, GroupL2, Penalty
+from sklearn import datasets
 
 DOUBLE = torch.float64
 SHARE = 0.05  # of the strength that makes 0 a solution

@@ -20,7 +20,7 @@ LAYERS = [
     {"layers", "schedules", "criteria", "estimates", "iterates", "proxy", "refit", "targets", "history"},
     {"compaction"},
     {"shrinking"},
-    {"plot"},
+    {"plot", "sklearn"},
     {"experiments"},
     {"cli"},
 ]

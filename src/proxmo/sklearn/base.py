@@ -17,7 +17,6 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from typing_extensions import Self
 
 from proxmo import checks
-from proxmo.progress import Progress
 from proxmo.sklearn.goals import Goal
 from proxmo.sklearn.inputs import Array, Inputs
 from proxmo.sklearn.linear import LinearFit
@@ -62,7 +61,7 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         """Return what to predict, from targets that `_validate` returned."""
 
     @abstractmethod
-    def _validate(self, X: Any, y: Any, sample_weight: Any, **options: Any) -> tuple[Any, Array, Array]:
+    def _validate(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Array, Array]:
         """Return inputs, targets and weights of samples, checked."""
 
     def _validate_inputs(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
@@ -90,7 +89,9 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         self._hidden()
 
     def _hidden(self) -> tuple[int, ...]:
-        sizes = self.hidden if isinstance(self.hidden, Sequence) and not isinstance(self.hidden, str) else (self.hidden,)
+        sizes = (
+            self.hidden if isinstance(self.hidden, Sequence) and not isinstance(self.hidden, str) else (self.hidden,)
+        )
         return tuple(checks.count("hidden", size, least=1) for size in sizes)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -166,7 +167,15 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         self.loss_curve_, self.n_iter_ = outcome.curve, len(outcome.curve)
 
     def path(
-        self, X: Any, y: Any, *, strengths: Any = None, keeps: Any = None, sample_weight: Any = None, cv: Any = None, scoring: Any = None
+        self,
+        X: Any,
+        y: Any,
+        *,
+        strengths: Any = None,
+        keeps: Any = None,
+        sample_weight: Any = None,
+        cv: Any = None,
+        scoring: Any = None,
     ) -> RegularizationPath:
         """Fit a model for each of several strengths, or shares to keep, each from the one before.
 
@@ -188,9 +197,14 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         """Go through a part of a stream once."""
         goal = self._goal()
         if goal.keep is not None:
-            raise ValueError("partial_fit needs a strength: keep removes inputs step by step, until an end that is known")
+            raise ValueError(
+                "partial_fit needs a strength: keep removes inputs step by step, until an end that is known"
+            )
         if not hasattr(self, "_stream"):
-            problem, random = self._problem(X, self._task(y, weights, X.dtype), weights), check_random_state(self.random_state)
+            problem, random = (
+                self._problem(X, self._task(y, weights, X.dtype), weights),
+                check_random_state(self.random_state),
+            )
             network = Network(problem, self._hidden(), random)
             if hasattr(self, "coefs_"):
                 network.load(Layers(self.coefs_, self.intercepts_), problem)
@@ -210,7 +224,7 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         """Return the outputs of the model, of shape (samples, outputs)."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=DTYPES, reset=False)
-        found = X
+        found: Array = X
         for weight, bias in zip(self.coefs_, self.intercepts_, strict=True):
             read = found if found is X else np.maximum(found, 0)
             found = np.asarray(read @ weight.T) + bias
@@ -226,7 +240,8 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
     def selected_(self) -> Array:
         """Which inputs the model uses, a mask."""
         check_is_fitted(self)
-        return np.any(self.coefs_[0] != 0, axis=0)
+        selected: Array = np.any(self.coefs_[0] != 0, axis=0)
+        return selected
 
     @property
     def sparsity_(self) -> float:

@@ -84,7 +84,7 @@ class ProxEstimatorCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> Array:
         """Predict with the best model."""
         check_is_fitted(self)
-        found: Array = self.estimator_.predict(X)  # type: ignore[attr-defined]
+        found: Array = self.estimator_.predict(X)
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -100,33 +100,67 @@ class ProxEstimatorCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class ProxClassifierCV(ClassifierMixin, ProxEstimatorCV):  # type: ignore[misc]
-    """CV."""
+    """A `ProxClassifier` whose strength, or share to keep, is chosen by cross-validation.
+
+    Models along the path are fitted with warm starts, in each fold and on all samples. Fitted attributes are those of
+    the best model, ``estimator_``; ``path_`` is a `RegularizationPath` and ``best_`` the value chosen.
+
+    Args:
+        estimator: the estimator, `ProxClassifier()` by default.
+        strengths: strengths to try, or how many; 20 by default, from the smallest that leaves no input.
+        keeps: shares or counts to keep, in place of ``strengths``.
+        cv: the number of folds, 5 by default, or a splitter of scikit-learn.
+        scoring: what to score by, as for ``GridSearchCV``; accuracy by default.
+
+    >>> from sklearn.datasets import load_wine
+    >>> X, y = load_wine(return_X_y=True)
+    >>> model = ProxClassifierCV(keeps=[10, 5, 2]).fit(X, y)
+    >>> model.best_, int(model.selected_.sum())
+    (10, 10)
+    """
 
     kind = ProxClassifier
 
-    @available_if(_has("predict_proba"))  # type: ignore[misc]
+    @available_if(_has("predict_proba"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
         """Return the probability of each class."""
         check_is_fitted(self)
-        found: Array = self.estimator_.predict_proba(X)  # type: ignore[attr-defined]
+        found: Array = self.estimator_.predict_proba(X)
         return found
 
-    @available_if(_has("predict_log_proba"))  # type: ignore[misc]
+    @available_if(_has("predict_log_proba"))  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Array:
         """Return the logarithm of the probability of each class."""
         check_is_fitted(self)
-        found: Array = self.estimator_.predict_log_proba(X)  # type: ignore[attr-defined]
+        found: Array = self.estimator_.predict_log_proba(X)
         return found
 
     def decision_function(self, X: Any) -> Array:
         """Return the outputs of the best model."""
         check_is_fitted(self)
-        found: Array = self.estimator_.decision_function(X)  # type: ignore[attr-defined]
+        found: Array = self.estimator_.decision_function(X)
         return found
 
 
 class ProxRegressorCV(RegressorMixin, ProxEstimatorCV):  # type: ignore[misc]
-    """CV."""
+    """A `ProxRegressor` whose strength, or share to keep, is chosen by cross-validation.
+
+    Models along the path are fitted with warm starts, in each fold and on all samples. Fitted attributes are those of
+    the best model, ``estimator_``; ``path_`` is a `RegularizationPath` and ``best_`` the value chosen.
+
+    Args:
+        estimator: the estimator, `ProxRegressor()` by default.
+        strengths: strengths to try, or how many; 20 by default, from the smallest that leaves no input.
+        keeps: shares or counts to keep, in place of ``strengths``.
+        cv: the number of folds, 5 by default, or a splitter of scikit-learn.
+        scoring: what to score by, as for ``GridSearchCV``; R² by default.
+
+    >>> from sklearn.datasets import load_diabetes
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = ProxRegressorCV(keeps=[10, 8, 4, 1]).fit(X, y)
+    >>> model.best_, int(model.selected_.sum())
+    (8, 8)
+    """
 
     kind = ProxRegressor
 

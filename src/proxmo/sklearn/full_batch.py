@@ -18,7 +18,7 @@ from proxmo.sklearn.losses import mean_and_slopes
 from proxmo.sklearn.problem import Problem
 
 FLOOR = 1e-3  # accuracy is relative to F, but not to less than this share of the F of the model without inputs
-RELAX = 0.95  # on the curvature after each step, as it may be smaller elsewhere
+RELAX = 0.98  # on the curvature after each step, as it may be smaller elsewhere
 ROUNDING = 64  # a tolerance is at least so many roundings
 TRIES = 40  # of a smaller step, before rounding is to blame
 
@@ -122,7 +122,9 @@ def minimize(
             continue
         rejected = 0
         reach = max(reach, float((new - null).norm()))
-        gap = 2 * curvature * math.sqrt(length) * reach  # the subgradient at the new point is at most 2·curvature·‖move‖
+        gap = (
+            2 * curvature * math.sqrt(length) * reach
+        )  # the subgradient at the new point is at most 2·curvature·‖move‖
         uphill = float(((ahead - new) * (new - found.point)).sum()) > 0
         following = 1.0 if uphill else (1 + math.sqrt(1 + 4 * weight**2)) / 2
         push = 0.0 if uphill else (weight - 1) / following

@@ -41,7 +41,7 @@ class Goal(NamedTuple):
             return cls(_named(penalty, number), None, penalty == "inputs")
         if strength is None:
             return cls(penalty, None, False)
-        if not has_strength(penalty):
+        if penalty is None or not has_strength(penalty):
             raise ValueError(f"strength needs a penalty with a field of that name, got penalty={penalty!r}")
         return cls(with_fields(penalty, strength=checks.nonnegative("strength", strength)), None, False)
 
@@ -58,10 +58,10 @@ class Goal(NamedTuple):
         return self.penalty is not None and not self.penalty.elementwise_step
 
 
-def has_strength(penalty: Penalty | None) -> bool:
+def has_strength(penalty: Penalty) -> bool:
     """Whether a penalty, or the one that it trims, has a strength."""
     inner = penalty.penalty if isinstance(penalty, Trimmed) else penalty
-    return inner is not None and "strength" in {field.name for field in dataclasses.fields(inner)}
+    return "strength" in {field.name for field in dataclasses.fields(inner)}
 
 
 def _named(name: str, strength: float) -> Penalty:

@@ -1,8 +1,8 @@
 """Inputs as the methods see them: every column centred and scaled, while the objective keeps the units of the data.
 
-With A = (X − mean)/scale, a model X·w + b is A·v + c for w = v/scale and b = c − mean·w. The methods work on v, where all
-columns are alike; penalties are asked about w (`proxmo.sklearn.units`). A sparse matrix stays as it is: mean and scale
-enter its products.
+With A = (X − mean)/scale, a model X·w + b is A·v + c for w = v/scale and b = c − mean·w. The methods work on v, where
+all columns are alike; penalties are asked about w (`proxmo.sklearn.units`). A sparse matrix stays as it is: mean and
+scale enter its products.
 """
 
 from __future__ import annotations

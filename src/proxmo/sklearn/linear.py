@@ -60,12 +60,13 @@ class LinearFit:
             return self._minimize(self.in_units(goal.penalty), self._max_iter, observe)
         assert goal.penalty is not None
         # There is no strength, so blocks are compared by what they contribute: in units of their columns.
-        trimmed = Trimmed(with_fields(goal.penalty, strength=HOLD), 1.0)
+        trimmed = Trimmed(with_fields(goal.penalty, strength=HOLD), 1.0)  # type: ignore[arg-type]
         blocks = prod(trimmed.block_shape(self.null[:, :-1]))
         kept = goal.count_to_keep(blocks)
         if torch.equal(self.point, self.null):
             self._minimize(None, DENSE_STEPS, observe)
-        for trimmed.keep in self._ramp(trimmed, kept):
+        for count in self._ramp(trimmed, kept):
+            trimmed.keep = count
             self._minimize(trimmed, STAGE_STEPS, observe)
         trimmed.keep = kept
         solution = self._minimize(trimmed, min(self._max_iter, KEPT_STEPS), observe)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ from proxmo.sklearn.losses import losses_of_samples
 from proxmo.sklearn.problem import Layers, Outcome, Problem, Task
 from proxmo.sklearn.units import InUnits
 from proxmo.targets import KeepScheduler
-
 
 Random = np.random.RandomState
 LATER = 4  # a model that starts from another takes this part of the epochs
@@ -43,7 +43,7 @@ class Network(nn.Module):
         super().__init__()
         sizes = [problem.width, *hidden, problem.outputs]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for reads, gives in zip(sizes, sizes[1:], strict=False):
+        for reads, gives in pairwise(sizes):
             # Without hidden layers the loss is the same for all signs, so zero is the place to start from.
             bound = math.sqrt(6 / max(reads, 1)) if hidden else 0.0
             start = random.uniform(-bound, bound, (gives, reads))
@@ -56,7 +56,8 @@ class Network(nn.Module):
         found = inputs.times(self.weights[0]) + self.biases[0]
         for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
             found = functional.linear(functional.relu(found), weight, bias)
-        return self.center + self.spread * found
+        outputs: Tensor = self.center + self.spread * found
+        return outputs
 
     @torch.no_grad()
     def load(self, layers: Layers, problem: Problem) -> None:
@@ -92,7 +93,8 @@ class Training:
         free = [p for p in network.parameters() if p.requires_grad and not any(p is w for w in chosen)]
         self._penalised = chosen
         self.penalty = self._penalty(goal, chosen)
-        self._optimizer = AutoProxSGD([{"params": chosen, "penalty": self.penalty}, {"params": free}])
+        groups: list[dict[str, Any]] = [{"params": chosen, "penalty": self.penalty}, {"params": free}]
+        self._optimizer = AutoProxSGD(groups)
         self._schedules: list[Any] = []
         if horizon is not None:
             self._schedules.append(CosineAnnealingLR(self._optimizer, horizon))

@@ -70,10 +70,11 @@ class Walk:
     def grid(self, strengths: Any, keeps: Any) -> tuple[str, Array]:
         """Return what changes along the path, and its values in falling order."""
         if keeps is not None:
-            values = sorted((Goal.of(self._estimator.penalty, None, keep).keep for keep in np.ravel(keeps)), reverse=True)
-            return "keep", np.array(values)
+            for keep in (checked := np.ravel(keeps).tolist()):
+                Goal.of(self._estimator.penalty, None, keep)
+            return "keep", np.sort(checked)[::-1]
         if not isinstance(strengths, Integral):
-            return "strength", np.array(sorted((checks.nonnegative("strengths", s) for s in np.ravel(strengths)))[::-1])
+            return "strength", np.array(sorted(checks.nonnegative("strengths", s) for s in np.ravel(strengths))[::-1])
         count = checks.count("strengths", strengths, least=1)
         largest = self._largest_strength()
         return "strength", largest * np.geomspace(1, RANGE, count) if count > 1 else np.array([largest])
@@ -101,7 +102,9 @@ class Walk:
         while not leaves_nothing(high):
             low, high = high, 16 * high
             if high > 1e100:
-                raise ValueError(f"no strength of {self._estimator.penalty!r} leaves inputs out; give strengths as a list")
+                raise ValueError(
+                    f"no strength of {self._estimator.penalty!r} leaves inputs out; give strengths as a list"
+                )
         while high / low > 16:
             middle = max(low, high / 16)
             if not leaves_nothing(middle):
@@ -147,7 +150,7 @@ def _best(means: Array, nonzeros: Array) -> int:
 def _coefficients(model: ProxEstimator) -> Array:
     weight = model.coefs_[0]
     if len(model.coefs_) > 1:
-        return np.linalg.norm(weight, axis=0)
+        weight = np.linalg.norm(weight, axis=0, keepdims=True)
     return weight[0] if len(weight) == 1 else weight
 
 
