@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.few_images import few_images
+from experiments.few_images import few_images, loader
 from proxmo.experiments import pool
 from proxmo.experiments.images import Images
 from proxmo.experiments.pool import Job, run_jobs
@@ -155,7 +155,7 @@ def test_records_of_jobs_are_in_order(device: str, tmp_path: Path, monkeypatch: 
     done: list[int] = []
     if device != "cpu":
         monkeypatch.setattr(pool, "_train", partial(_train_on_cpu, pool._train))
-    records = run_jobs(jobs, few_images, device, start_store(tmp_path), done.append)
+    records = run_jobs(jobs, loader(few_images()), device, start_store(tmp_path), done.append)
     assert [record.setting.seed for record in records] == [0, 1, 2]
     assert sum(done) == 3
     expected = train(
@@ -187,9 +187,9 @@ class Failing(RegularizedTrainer):
 
 def test_failures_in_a_worker_are_reported(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="a worker process was killed, perhaps out of memory; continue with --resume"):
-        run_jobs([Job("trial", SETTING, Killed)], few_images, "cpu", start_store(tmp_path), lambda _: None)
+        run_jobs([Job("trial", SETTING, Killed)], loader(few_images()), "cpu", start_store(tmp_path), lambda _: None)
     with pytest.raises(StoreError, match="on purpose"):
-        run_jobs([Job("trial", SETTING, Failing)], few_images, "cpu", start_store(tmp_path), lambda _: None)
+        run_jobs([Job("trial", SETTING, Failing)], loader(few_images()), "cpu", start_store(tmp_path), lambda _: None)
 
 
 PROGRAM = """
