@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import proxmo
-from experiments.few_images import few_images
+from experiments.few_images import few_images, loader
 from proxmo.cli import REQUIRED
 from proxmo.experiments import comparison, proxy, synthetic
 from proxmo.experiments.commands import app
@@ -37,7 +36,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the same code with few steps and images, and train in one worker: each one takes seconds to start."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
     for module in (comparison, proxy):
-        monkeypatch.setattr(module, "load", partial(few_images, train=288, test=60))
+        monkeypatch.setattr(module, "load", loader(few_images(train=288, test=60)))
     monkeypatch.setattr(synthetic, "ITERATIONS", 100)
     monkeypatch.setattr(synthetic, "AUTO_SEEDS", 1)
     monkeypatch.setattr(Regularized, "sizes", Presets(*[REGULARIZED] * 4))

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.few_images import few_images
+from experiments.few_images import few_images, loader
 from proxmo.experiments.cluster import run_on_cluster
 from proxmo.experiments.pool import Job
 from proxmo.experiments.regularized import RegularizedTrainer
@@ -49,7 +49,8 @@ def submit(folder: Path, jobs: list[Job] = JOBS) -> list[int]:
     done: list[int] = []
     with open_store(folder) as store:
         store.begin({"trial": {"seeds": 1}}, resume=(folder / "runs").exists())
-        run_on_cluster(jobs, few_images, "cpu", store, done.append, resources={}, bfloat16=has_fast_bfloat16("cpu"))
+        images = loader(few_images())
+        run_on_cluster(jobs, images, "cpu", store, done.append, resources={}, bfloat16=has_fast_bfloat16("cpu"))
     return done
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.few_images import few_images
+from experiments.few_images import few_images, loader
 from proxmo.experiments import pool
 from proxmo.experiments.images import Images
 from proxmo.experiments.pool import Job, run_jobs
@@ -156,9 +156,10 @@ def test_jobs_leave_the_records_of_plain_runs(device: str, tmp_path: Path, monke
     if device != "cpu":
         monkeypatch.setattr(pool, "_train", partial(_train_on_cpu, pool._train))
     store = start_store(tmp_path)
-    run_jobs(jobs, few_images, device, store, done.append)
+    load = loader(few_images())
+    run_jobs(jobs, load, device, store, done.append)
     assert sum(done) == 3
-    run_jobs(jobs, few_images, device, store, done.append)
+    run_jobs(jobs, load, device, store, done.append)
     assert sum(done) == 6  # all were there
     expected = train(
         lambda: RegularizedTrainer(jobs[1].setting, few_images(), "cpu"),
@@ -191,9 +192,9 @@ class Failing(RegularizedTrainer):
 
 def test_failures_in_a_worker_are_reported(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="a worker process was killed, perhaps out of memory; continue with --resume"):
-        run_jobs([Job("trial", SETTING, Killed)], few_images, "cpu", start_store(tmp_path), lambda _: None)
+        run_jobs([Job("trial", SETTING, Killed)], loader(few_images()), "cpu", start_store(tmp_path), lambda _: None)
     with pytest.raises(StoreError, match="on purpose"):
-        run_jobs([Job("trial", SETTING, Failing)], few_images, "cpu", start_store(tmp_path), lambda _: None)
+        run_jobs([Job("trial", SETTING, Failing)], loader(few_images()), "cpu", start_store(tmp_path), lambda _: None)
 
 
 PROGRAM = """

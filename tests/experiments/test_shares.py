@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.cluster_jobs import has_slurm
-from experiments.few_images import few_images
+from experiments.few_images import few_images, loader
 from proxmo.experiments import cluster, comparison, pool, synthetic
 from proxmo.experiments.commands import app
 from proxmo.experiments.images import Images
@@ -34,13 +33,15 @@ def one_after_another(
         pool._train(job, load(), device, store, advance)
 
 
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Regularized, "sizes", Presets(SIZE, SIZE, SIZE, SIZE))
-    monkeypatch.setattr(comparison, "load", partial(few_images, train=96, test=50))
-    monkeypatch.setattr(comparison, "run_jobs", one_after_another)
-    monkeypatch.setattr(synthetic, "ITERATIONS", 50)
-    monkeypatch.setattr(synthetic, "AUTO_SEEDS", 1)
+@pytest.fixture(autouse=True, scope="module")
+def tiny() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Regularized, "sizes", Presets(SIZE, SIZE, SIZE, SIZE))
+        patch.setattr(comparison, "load", loader(few_images(train=96, test=50)))
+        patch.setattr(comparison, "run_jobs", one_after_another)
+        patch.setattr(synthetic, "ITERATIONS", 50)
+        patch.setattr(synthetic, "AUTO_SEEDS", 1)
+        yield
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -64,10 +65,12 @@ def numbers(folder: Path) -> Any:
     return found
 
 
-@pytest.fixture
-def whole(tmp_path: Path) -> Path:
-    reproduce(tmp_path / "whole")
-    return tmp_path / "whole"
+@pytest.fixture(scope="module")
+def whole(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of one local run, which tests only read."""
+    folder = tmp_path_factory.mktemp("local") / "whole"
+    reproduce(folder)
+    return folder
 
 
 def test_shares_of_a_grid_give_the_report_of_one_run(tmp_path: Path, whole: Path) -> None:
@@ -103,10 +106,10 @@ def test_other_seeds_are_merged_and_other_settings_refused(tmp_path: Path, whole
     assert "do not belong together: strength is 0.1 and 0.5" in output
     (tmp_path / "empty").mkdir()
     assert "has no results of" in run("report", str(tmp_path / "empty"))[1]
+    copy = tmp_path / "copy"
+    shutil.copytree(other, copy)
     record = next(iter((other / "runs").glob("*seed5*.json")))
     record.write_text(record.read_text().replace('"train_loss": ', '"train_loss": 1'))
-    copy = tmp_path / "copy"
-    reproduce(copy, "--first-seed", "5")
     assert "differs from the one in another folder" in run("report", str(other), str(copy))[1]
 
 

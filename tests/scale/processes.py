@@ -15,9 +15,13 @@ import torch
 from torch import distributed, multiprocessing
 
 TIMEOUT = timedelta(seconds=120)
-# Fork ranks from a server that has already imported these modules: they start much faster.
+# Fork ranks from a server that has already imported what ranks would import, one after another, on their first calls:
+# they start seconds earlier. FSDP, DDP and DTensor import torch._dynamo.
 multiprocessing.set_forkserver_preload(
-    ["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint", "proxmo"]
+    [
+        *("torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint"),
+        *("torch._dynamo", "proxmo", "pytest", "scipy.optimize", "rich.table"),
+    ]
 )
 
 
