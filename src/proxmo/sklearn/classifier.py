@@ -90,7 +90,7 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
         class_weight: Any = None,
         fit_intercept: Any = True,
         max_iter: Any = None,
-        tol: Any = 1e-6,
+        tol: Any = 1e-8,
         batch_size: Any = None,
         early_stopping: Any = False,
         validation_fraction: Any = 0.1,

@@ -74,7 +74,7 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
         loss: Any = "squared_error",
         fit_intercept: Any = True,
         max_iter: Any = None,
-        tol: Any = 1e-6,
+        tol: Any = 1e-8,
         batch_size: Any = None,
         early_stopping: Any = False,
         validation_fraction: Any = 0.1,
