@@ -132,12 +132,12 @@ def test_penalty_in_units_has_the_prox_of_its_value() -> None:
     torch.testing.assert_close(penalty.value(x), 0.3 * (x * unit).abs().sum())
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_keep_is_met_whatever_the_units(scale: float) -> None:
+def test_keep_is_met_whatever_the_units() -> None:
     X, y = load_diabetes(return_X_y=True)
-    X = X * np.where(np.arange(10) % 2, scale, 1 / scale)
     model = ProxRegressor(keep=3).fit(X, y)
-    assert np.flatnonzero(model.selected_).tolist() == [2, 3, 8]
+    assert model.selected_.sum() == 3
+    rescaled = ProxRegressor(keep=3).fit(X * np.where(np.arange(10) % 2, 1e4, 1e-4), y)
+    np.testing.assert_array_equal(model.selected_, rescaled.selected_)
     rest = ProxRegressor(None).fit(X[:, model.selected_], y)  # what is kept is not shrunk
     np.testing.assert_allclose(model.predict(X), rest.predict(X[:, model.selected_]), rtol=1e-3)
 
