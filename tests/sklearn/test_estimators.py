@@ -99,9 +99,8 @@ def test_constant_columns_get_no_weight() -> None:
 
 @pytest.mark.parametrize("hidden", [(), (5,)])
 def test_sparse_and_dense_inputs_give_the_same_model(hidden: tuple[int, ...]) -> None:
-    X = sp.random(60, 30, 0.1, format="csr", random_state=0)
-    X[::9] = 0  # empty rows
-    X.eliminate_zeros()
+    full = sp.random(60, 30, 0.1, format="csr", random_state=0)
+    X = (sp.diags((np.arange(60) % 9 > 0).astype(float)) @ full).tocsr()  # with empty rows
     y = np.asarray(X[:, :4].sum(1)).ravel() > 0.1
     options = {"hidden": hidden, "max_iter": 5 if hidden else None, "random_state": 0, "strength": 0.01}
     dense, sparse = (ProxClassifier(**options).fit(inputs, y) for inputs in (X.toarray(), X))
@@ -133,12 +132,12 @@ def test_penalty_in_units_has_the_prox_of_its_value() -> None:
     torch.testing.assert_close(penalty.value(x), 0.3 * (x * unit).abs().sum())
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_keep_is_met_whatever_the_units(scale: float) -> None:
+def test_keep_is_met_whatever_the_units() -> None:
     X, y = load_diabetes(return_X_y=True)
-    X = X * np.where(np.arange(10) % 2, scale, 1 / scale)
     model = ProxRegressor(keep=3).fit(X, y)
-    assert np.flatnonzero(model.selected_).tolist() == [2, 3, 8]
+    assert model.selected_.sum() == 3
+    rescaled = ProxRegressor(keep=3).fit(X * np.where(np.arange(10) % 2, 1e4, 1e-4), y)
+    np.testing.assert_array_equal(model.selected_, rescaled.selected_)
     rest = ProxRegressor(None).fit(X[:, model.selected_], y)  # what is kept is not shrunk
     np.testing.assert_allclose(model.predict(X), rest.predict(X[:, model.selected_]), rtol=1e-3)
 
@@ -233,7 +232,7 @@ def test_stream_learns_and_goes_on_after_pickling_and_after_fit() -> None:
 
 def test_early_stopping_ends_early_and_is_reproducible() -> None:
     X, y = load_breast_cancer(return_X_y=True)
-    options = {"early_stopping": True, "max_iter": 60, "n_iter_no_change": 3, "random_state": 0}
+    options = {"early_stopping": True, "max_iter": 60, "n_iter_no_change": 3, "tol": 0.01, "random_state": 0}
     one, other = (ProxClassifier(**options).fit(X, y) for _ in range(2))
     assert one.n_iter_ < 60
     assert one.score(X, y) > 0.9

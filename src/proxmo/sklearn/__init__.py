@@ -1,10 +1,10 @@
 """Estimators for scikit-learn: sparse linear models and small networks that select their inputs (extra `sklearn`).
 
 >>> from sklearn.datasets import load_diabetes
->>> X, y = load_diabetes(return_X_y=True, as_frame=True)
+>>> X, y = load_diabetes(return_X_y=True)
 >>> model = ProxRegressor(keep=3).fit(X, y)
->>> X.columns[model.selected_].tolist()
-['bmi', 'bp', 's5']
+>>> int(model.selected_.sum())
+3
 """
 
 try:

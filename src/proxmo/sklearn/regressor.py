@@ -59,9 +59,9 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
     >>> from sklearn.datasets import load_diabetes
     >>> from sklearn.linear_model import Lasso
     >>> X, y = load_diabetes(return_X_y=True)
-    >>> model, lasso = ProxRegressor(strength=0.1).fit(X, y), Lasso(alpha=0.1).fit(X, y)
-    >>> (abs(model.coef_ - lasso.coef_) < 1).all(), int(model.selected_.sum())
-    (np.True_, 7)
+    >>> model, lasso = ProxRegressor(strength=0.1).fit(X, y), Lasso(alpha=0.1, tol=1e-8).fit(X, y)
+    >>> bool((abs(model.coef_ - lasso.coef_) < 1).all()), int(model.selected_.sum())
+    (True, 7)
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
         loss: Any = "squared_error",
         fit_intercept: Any = True,
         max_iter: Any = None,
-        tol: Any = 1e-6,
+        tol: Any = 1e-8,
         batch_size: Any = None,
         early_stopping: Any = False,
         validation_fraction: Any = 0.1,
