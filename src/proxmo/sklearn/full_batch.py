@@ -21,6 +21,7 @@ FLOOR = 1e-3  # accuracy is relative to F, but not to less than this share of th
 RELAX = 0.98  # on the curvature after each step, as it may be smaller elsewhere
 ROUNDING = 64  # a tolerance is at least so many roundings
 TRIES = 40  # of a smaller step, before rounding is to blame
+IDLE_STEPS = 200  # without a smaller F, before rounding is to blame
 
 
 @dataclass
@@ -76,7 +77,7 @@ def minimize(
     max_iter: int,
     observe: Callable[[Solution], None] = lambda _: None,
 ) -> Solution:
-    """Minimise F from ``start`` by accelerated proximal gradient steps that never increase it.
+    """Minimise F from ``start`` by accelerated proximal gradient steps that never increase it but by rounding.
 
     The step follows the curvature along the last move. Momentum starts again whenever it points uphill, and a point
     with a larger F is not taken, so that the method is safe for penalties that are not convex, too; there it finds a
@@ -92,12 +93,13 @@ def minimize(
         max_iter: how many steps to take at most.
         observe: called after each step.
     """
-    tol = max(tol, ROUNDING * torch.finfo(start.dtype).eps)
+    eps = torch.finfo(start.dtype).eps
+    tol = max(tol, ROUNDING * eps)
     found, outputs = Solution(start), objective.outputs(start)
     ahead, outputs_ahead, weight = start, outputs, 1.0
     reach = float((start - null).norm())
     least = FLOOR * abs(objective.slopes(objective.outputs(null))[0])
-    curvature, rejected = 0.0, 0
+    curvature, rejected, lowest, idle = 0.0, 0, math.inf, 0
     while len(found.values) < max_iter and not found.converged:
         _, slopes = objective.slopes(outputs_ahead)
         gradient = objective.gradient(slopes)
@@ -113,7 +115,7 @@ def minimize(
             curvature = max(1.05 * curvature, bend / length if math.isfinite(bend) else 10 * curvature)
         value = new_loss + objective.penalty_value(new)
         found.values.append(min(value, found.value))
-        if not value <= found.value:
+        if not value <= found.value + 4 * eps * abs(found.value):  # rounding must not end what the gradient still sees
             rejected += 1
             if weight == 1.0:
                 curvature *= 2
@@ -122,15 +124,14 @@ def minimize(
             continue
         rejected = 0
         reach = max(reach, float((new - null).norm()))
-        gap = (
-            2 * curvature * math.sqrt(length) * reach
-        )  # the subgradient at the new point is at most 2·curvature·‖move‖
+        gap = 2 * curvature * math.sqrt(length) * reach  # the new subgradient is at most 2·curvature·‖move‖
         uphill = float(((ahead - new) * (new - found.point)).sum()) > 0
         following = 1.0 if uphill else (1 + math.sqrt(1 + 4 * weight**2)) / 2
         push = 0.0 if uphill else (weight - 1) / following
         ahead, outputs_ahead = new + push * (new - found.point), new_outputs + push * (new_outputs - outputs)
         found.point, found.loss, found.value, outputs, weight = new, new_loss, value, new_outputs, following
-        found.converged = gap <= tol * max(abs(value), least)
+        lowest, idle = (value, 0) if value < lowest - 4 * eps * abs(value) else (lowest, idle + 1)
+        found.converged = gap <= tol * max(abs(value), least) or idle == IDLE_STEPS
         curvature *= RELAX
         observe(found)
     return found

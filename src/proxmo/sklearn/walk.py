@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from numbers import Integral
+from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from sklearn.base import is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
-from sklearn.utils import _safe_indexing
+from sklearn.utils import _safe_indexing, indexable
 from torch import Tensor
 
 from proxmo import checks
@@ -133,6 +133,7 @@ def _cross_validate(
 ) -> tuple[Array, Array]:
     """Return mean and standard deviation of the scores over the folds."""
     scorer = check_scoring(estimator, scoring)
+    X, y, sample_weight = indexable(X, y, None if isinstance(sample_weight, Number) else sample_weight)
     scores = []
     for train, test in folds.split(X, y):
         known = [None if a is None else _safe_indexing(a, train) for a in (X, y, sample_weight)]
