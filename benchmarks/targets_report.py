@@ -131,7 +131,11 @@ def draw(records: list[Record], looks: Looks) -> Figure:
     for task, line in zip(tasks, panels, strict=True):
         for kind, axes in zip(kinds, line, strict=True):
             mine = [cell for cell in drawn if cell.first.task == task]
-            _panel(axes, [c for c in mine if c.first.kind == kind or c.first.method == "dense"], looks)
+            shown = [c for c in mine if c.first.kind == kind or c.first.method == "dense"]
+            if all(cell.first.method == "dense" for cell in shown) and len(kinds) > 1:
+                axes.set_axis_off()
+                continue
+            _panel(axes, shown, looks)
             axes.set_title(f"{task}, {kind}")
     handles: dict[str, Any] = {}
     for axes in figure.axes:
