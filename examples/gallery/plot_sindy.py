@@ -88,8 +88,8 @@ for way, coefficients in found.items():
 # %%
 # On clean data both find the equations; pysindy takes milliseconds, and its threshold of 0.5 lies well below the
 # smallest coefficient, 1, which one has to know. On corrupted data least squares keeps terms that are not there.
-# (pysindy could bag over subsets, or smooth first; here both get the data as they are.) Data from many starts matter:
-# along a single long trajectory the terms are nearly collinear, and the trimmed penalty found only five or six of seven.
+# (pysindy could bag over subsets, or smooth first; here both get the data as they are.) Many starts matter: along one
+# long trajectory the terms are nearly collinear, and the trimmed penalty found only five or six of the seven.
 
 figure, axes = plt.subplots(1, 4, figsize=(11, 4), layout="constrained", sharey=True)
 for ax, (way, coefficients) in zip(axes, found.items(), strict=True):
