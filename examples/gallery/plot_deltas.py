@@ -135,7 +135,7 @@ ways["LoRA"] = [
 
 # %%
 # At equal storage the sparse difference is ahead here, and LoRA and the nuclear norm are level. This is one seed, and
-# lr was chosen by the accuracy that is shown: an illustration, no more. LoRA trains far fewer numbers, which is what it is
+# lr was chosen by the accuracy that is shown: an illustration. LoRA trains far fewer numbers, which is what it is
 # made for: with a large model the memory of the optimizer decides, and the other two need all of it.
 
 figure, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
