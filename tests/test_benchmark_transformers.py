@@ -35,12 +35,13 @@ def test_speed_is_measured_for_each_share(tmp_path: Path, monkeypatch: pytest.Mo
     def make() -> torch.nn.Module:
         return ByteTransformer(16, 4, 32)
 
-    setting = transformers.Setting("tiny", make, 256, 1, transformers.CONTEXT)
+    size = (1, transformers.CONTEXT)
+    setting = transformers.Setting("tiny", make, 256, (size,), size)
     monkeypatch.setattr(transformers, "SETTINGS", (setting,))
     monkeypatch.setattr(transformers, "SHARES", (1.0, 0.5))
     transformers.main(["speed", "--repeats", "3", "--threads", "1", "--out", str(tmp_path)])
     table = (tmp_path / "speed.md").read_text().splitlines()
     assert [line.split(" | ")[3] for line in table[2:]] == ["100%", "50%"]
-    small, _ = transformers.compacted(make().eval(), setting.inputs(), 0.5)
+    small, _ = transformers.compacted(make().eval(), setting.tokens(size), 0.5)
     assert small.get_submodule("blocks.0.attention").num_heads == 2
     assert small.get_submodule("blocks.1.inner").out_features == 16
