@@ -12,7 +12,15 @@ import pytest
 import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine, make_regression
+from sklearn.datasets import (
+    load_breast_cancer,
+    load_diabetes,
+    load_digits,
+    load_iris,
+    load_wine,
+    make_blobs,
+    make_regression,
+)
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_selection import SelectFromModel
 from sklearn.linear_model import Lasso, LogisticRegression, MultiTaskLasso
@@ -329,3 +337,19 @@ def test_verbose_shows_progress_on_a_terminal_only(monkeypatch: pytest.MonkeyPat
         ProxClassifier(verbose=1, strength=0.1).fit(X, y)
         ProxClassifier(verbose=1, hidden=(4,), max_iter=2).fit(X, y)
         assert ("loss" in stream.getvalue() and "inputs" in stream.getvalue()) == shown
+
+
+def test_fit_ends_where_rounding_hides_the_rest() -> None:
+    """Here the estimated gap never falls below the default tolerance: F is exact long before."""
+    X, y = make_blobs(n_samples=21, random_state=0)
+    assert ProxClassifier().fit(X - X.min(), y).n_iter_ < 1000
+
+
+def test_one_weight_for_all_samples_changes_no_score() -> None:
+    X, y = make_blobs(n_samples=30, random_state=0)
+    plain, weighted = (
+        ProxClassifier().path(X, y, strengths=[0.1], cv=2, sample_weight=weight) for weight in (None, 2.0)
+    )
+    assert plain.scores is not None
+    assert weighted.scores is not None
+    assert np.array_equal(plain.scores, weighted.scores)
