@@ -20,8 +20,8 @@ class _Block(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = functional.relu(self.first_norm(self.first(x)))
-        return functional.relu(self.second_norm(self.second(inner)) + self.shortcut(x))
+        inner = functional.relu(self.first_norm(self.first(x)), inplace=True)
+        return functional.relu(self.second_norm(self.second(inner)) + self.shortcut(x), inplace=True)
 
 
 class ResNet18(nn.Module):
@@ -52,6 +52,6 @@ class ResNet18(nn.Module):
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        features = self.stages(functional.relu(self.stem_norm(self.stem(images))))
+        features = self.stages(functional.relu(self.stem_norm(self.stem(images)), inplace=True))
         scores: Tensor = self.head(features.mean((2, 3)))
         return scores
