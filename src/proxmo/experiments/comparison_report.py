@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from statistics import mean
@@ -60,6 +61,7 @@ def claims(comparison: Comparison) -> list[Claim]:
         found.append(_smoother(comparison, where, vanilla, momentum))
     if len(comparison.batches) > 1:
         found += [_best_setting(comparison, size) for size in comparison.batches if _of_paper(comparison, size)]
+        found += [_costs_less(comparison, size) for size in comparison.batches[1:]]
     return found
 
 
@@ -110,6 +112,18 @@ def _best_setting(comparison: Comparison, batch: int) -> Claim:
     instead = "" if theirs == batch else f" (in place of {theirs})"
     statement = f"batch {batch}{instead}: best for momentum by training loss, one seed"
     return Claim(statement, paper, measured, paper == measured)
+
+
+def _costs_less(comparison: Comparison, batch: int) -> Claim:
+    """Compare what a smaller batch costs both methods, each tuned: the theory needs no large ones for momentum."""
+    largest, changes, texts = comparison.batches[0], [], []
+    for method, vanilla in (("momentum", False), ("vanilla", True)):
+        ends = [comparison.summary(comparison.tuned(size, vanilla=vanilla), "train_loss") for size in (largest, batch)]
+        texts.append(f"{method} {' → '.join('diverged' if end is None else f'{end.mean:.3f}' for end in ends)}")
+        before, after = (math.inf if end is None else end.mean for end in ends)
+        changes.append(math.inf if math.isinf(after) else after - before)
+    statement = f"training loss: batch {batch} in place of {largest} costs momentum no more than vanilla"
+    return Claim(statement, "yes", ", ".join(texts), changes[0] <= changes[1])
 
 
 @in_ink
