@@ -11,7 +11,7 @@ from torch import nn
 from experiments.few_images import few_images
 
 
-def small_problem() -> autosize.Problem:
+def small_problem(epochs: int = 12) -> autosize.Problem:
     return autosize.Problem(
         "small",
         few_images(train=640, test=200),
@@ -19,7 +19,7 @@ def small_problem() -> autosize.Problem:
             nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 10)
         ),
         batch=32,
-        epochs=12,
+        epochs=epochs,
         strengths={"ℓ2,1": (0.02,), "ℓ∞,1": (0.1,)},
     )
 
@@ -49,7 +49,7 @@ def test_subgradient_training_makes_no_zero_units() -> None:
 def test_main_writes_figure_table_and_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(autosize, "problems", lambda fashion: [small_problem()])
+    monkeypatch.setattr(autosize, "problems", lambda fashion: [small_problem(epochs=2)])
     autosize.main(["--seeds", "1", "--out", str(tmp_path)])
     results = json.loads((tmp_path / "autosize.json").read_text(encoding="utf-8"))
     assert len(results) == 2 * 3
