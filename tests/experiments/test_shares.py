@@ -22,7 +22,7 @@ from proxmo.experiments.presets import Grid, Presets, Size
 from proxmo.experiments.regularized import Regularized
 from proxmo.experiments.store import Store
 
-SIZE = Size(8, Grid((48, 32), rates=(0.1,), momenta=(0.0, 0.9), epochs=1, annealed=True), seeds=2, repeat_all=True)
+SIZE = Size(8, Grid((48, 32), rates=(0.1,), momenta=(0.0, 0.9), epochs=1, annealed=0.1), seeds=2, repeat_all=True)
 
 
 def one_after_another(

@@ -196,8 +196,12 @@ def _cells(grid: Grid, width: int, seed: int) -> list[Setting]:
         Setting(lr, momentum, batch, grid.epochs, width, seed)
         for batch, lr, momentum in product(grid.batches, grid.rates, grid.momenta)
     ]
-    if grid.annealed:
-        cells += [replace(s, annealed=True) for s in cells if s.batch == grid.batches[0] and s.momentum]
+    if grid.annealed is not None:
+        cells += [
+            Setting(grid.annealed, momentum, grid.batches[0], grid.epochs, width, seed, annealed=True)
+            for momentum in grid.momenta
+            if momentum
+        ]
     return cells
 
 

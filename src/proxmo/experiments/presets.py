@@ -19,10 +19,10 @@ class Grid:
     momenta: tuple[float, ...]
     """1 − γ; 0 is the vanilla method."""
     epochs: int
-    annealed: bool = False
-    """Whether to try momentum at the largest batch also with lr and 1 − momentum annealed together."""
+    annealed: float | None = None
+    """The lr from which momentum at the largest batch is also run with lr and 1 − momentum annealed together."""
 
-    def to_json(self) -> dict[str, list[float] | int]:
+    def to_json(self) -> dict[str, list[float] | float | None]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
