@@ -20,7 +20,7 @@ DIRECTIONS = 5
 
 @dataclass(frozen=True)
 class Estimates(Mapping[str, float]):
-    """The constants that `theory.plan` takes, as a mapping for ``plan(**estimates, horizon=…)``; prints as a table.
+    """The constants that `theory.plan` needs, as a mapping: ``plan(**estimates, horizon=…)``. Prints as a table.
 
     >>> print(Estimates(smoothness=1.5, noise_variance=4.0, noise_interval=(3.0, 5.0), initial_gap=2.0, samples=16))
     smoothness L         1.5

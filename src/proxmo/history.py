@@ -18,10 +18,10 @@ COLUMNS = ("step", "loss", "penalty", "zeros", "kept", "keep")
 
 
 class History:
-    """Record how a run goes: one row for each call of `record`.
+    """A record of a run, with one row for each call of `record`.
 
     `KeepScheduler` keeps one as ``scheduler.history``, and `shrink` returns it as ``report.history``. ``plot.history``
-    draws it. It needs no closure and no gradients, in contrast to ``criteria.Monitor``; a row reads all weights.
+    draws it. Unlike ``criteria.Monitor`` it needs no closure and no gradients. Each row reads all weights.
 
     >>> import torch, proxmo
     >>> weight = torch.tensor([[0.3, 0.4], [3.0, 4.0]], requires_grad=True)

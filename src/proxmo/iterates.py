@@ -17,17 +17,17 @@ _STREAM = 0x9E3779B9  # XORed into torch's seed, so that the draws are unrelated
 class RandomIterate:
     """Keep one of the iterates x₁, x₂, … seen so far, drawn with probability proportional to its weight.
 
-    The guarantees of the theory hold at such a random iterate, not at the last one. It costs one copy of the parameters
-    and one random number per step, and needs no horizon: after each step the new iterate replaces the kept one with
-    probability weight/(sum of weights), so that each is kept in proportion to its weight (reservoir sampling).
+    The guarantees of the theory hold at such a random iterate, not at the last one. This costs one copy of the
+    parameters and one random number per step, and needs no horizon: after each step, the new iterate replaces the kept
+    one with probability weight/(sum of weights) (reservoir sampling).
 
     By default the draws are seeded from ``torch.initial_seed()``: runs with different ``torch.manual_seed`` draw
     independently, and torch's default generator is not advanced. Instances created under the same seed make the same
     draws; for independent runs under one seed, pass each a ``generator``. The draws do not depend on the parameters, so
     ranks that start from one seed and make the same calls keep the same iterate.
 
-    At the kept iterate, measure stationarity with `criteria.gradient_mapping` where ψ is not differentiable: the
-    certificates of the optimizer hold at the last iterate only.
+    At the kept iterate, measure stationarity with `criteria.gradient_mapping` if ψ is not differentiable, because the
+    certificates of the optimizer hold only at the last iterate.
 
     Args:
         params: the parameters, as for an optimizer but without groups.

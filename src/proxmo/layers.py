@@ -100,24 +100,23 @@ def param_groups(
     exclude: Sequence[str] = (),
     per_layer: Mapping[str, float] | None = None,
 ) -> ParamGroups:
-    """Return the parameters of a model as groups for an optimizer: weights of layers with a penalty, the rest without.
+    """Return parameter groups for an optimizer: the weights of layers with a penalty, all other parameters without.
 
-    ``dim=0`` of a penalty stands for the output units of a layer (neurons or channels) and becomes the axis of the
-    weight that indexes them: the first for linear layers and convolutions, the second for embeddings (whose rows are
-    the tokens) and transposed convolutions. Any other ``dim`` is used as it is. A weight shared by several layers
-    appears once, penalised as in the first of them. A frozen weight is in the group of its penalty, which applies to it
-    once it is trained.
+    ``dim=0`` of a penalty means the output units of a layer (neurons or channels). It becomes the axis of the weight
+    that indexes them: the first for linear layers and convolutions, the second for embeddings (whose rows are tokens)
+    and transposed convolutions. Any other ``dim`` is used as it is. A weight shared by several layers appears once,
+    penalised as in the first of them. A frozen weight is in the group of its penalty, which applies once it is trained.
 
-    Notes below the table name layers without a penalty because their weight is computed from other parameters
-    (``weight_norm`` and other parametrizations), and the last layer if a group penalty acts on its output units, which
-    may be the outputs of the model.
+    The result prints as a table. Notes below it name layers without a penalty because their weight is computed from
+    other parameters (``weight_norm`` and other parametrizations), and the last layer if a group penalty acts on its
+    output units, which may be the outputs of the model.
 
     Args:
         model: the model.
         penalty: ψ for each of the weights.
         on: the classes of layers whose ``weight`` is penalised.
-        exclude: names of parameters or modules to leave without a penalty; a module stands for all parameters in it,
-            and ``*`` matches anything, as in file names.
+        exclude: names of parameters or modules without a penalty; a module includes all its parameters, and ``*``
+            matches anything, as in file names.
         per_layer: strengths that replace the one of ``penalty``, by the name of a layer or of a module that contains
             it; ``*`` as in ``exclude``. The first match counts.
 

@@ -22,16 +22,16 @@ BAR = 24  # characters at most
 
 
 class Progress:
-    """Show how far a loop is, in one line of the terminal that is redrawn at most four times a second.
+    """A progress line for a loop, redrawn on the terminal at most four times a second.
 
     The line goes to standard error, and only if that is a terminal: log files, pipes and notebooks get nothing. Use it
     in a ``with`` statement, which draws the line a last time and ends it, also when the work stops early or fails. It
     starts no thread.
 
     Args:
-        total: how many steps the work has.
-        label: what the line starts with.
-        shown: ``False`` shows nothing on a terminal either; with several ranks, pass ``rank == 0``.
+        total: the number of steps.
+        label: the start of the line.
+        shown: ``False`` never shows the line; with several ranks, pass ``rank == 0``.
 
     >>> with Progress(3, "fit") as progress:
     ...     for batch in progress.over([0.5, 0.25, 0.125]):

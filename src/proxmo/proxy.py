@@ -11,9 +11,9 @@ from torch import Tensor, nn
 class ProxyObjective:
     """Split a training loss ℓ into f = ℓ − ℓ̂ and ψ = ℓ̂, where the proxy ℓ̂ is the loss on a small part of the data.
 
-    `InexactProxSGD` evaluates ℓ once per step and takes its inner steps on the cheap ℓ̂: the closer ℓ̂ is to ℓ, the less
-    f has to correct (statistical preconditioning). All gradients are of mini-batches, taken in turn from the loaders,
-    which restart when exhausted. ``loss_value`` is ℓ on the last mini-batch.
+    `InexactProxSGD` evaluates ℓ once per step and takes its inner steps on the cheap ℓ̂. The closer ℓ̂ is to ℓ, the less
+    f has to correct (statistical preconditioning). All gradients are of mini-batches from the loaders, which restart
+    when exhausted. ``loss_value`` is ℓ on the last mini-batch.
 
     Args:
         model: the model; batches are moved to its device.

@@ -14,14 +14,14 @@ from proxmo.optim.base import ProxOptimizer
 
 
 class FrozenZeros:
-    """The handle that `freeze_zeros` returns: holds the zeros until ``remove`` is called.
+    """The handle that `freeze_zeros` returns: keeps the zeros fixed until ``remove`` is called.
 
-    It keeps no masks: elements that are zero before a step are zero after it. So a resumed run, whose zeros are in the
-    loaded parameters, holds the same ones, whatever is loaded first.
+    It stores no masks: elements that are zero before a step are zero after it. A resumed run keeps the zeros of the
+    loaded parameters, whatever is loaded first.
 
     Args:
         optimizer: any torch optimizer.
-        params: the parameters whose zeros are held, each rank those of its shards.
+        params: the parameters whose zeros are fixed; each rank handles its shards.
 
     >>> import torch
     >>> x = torch.nn.Parameter(torch.tensor([0.0, 2.0]))
@@ -46,7 +46,7 @@ class FrozenZeros:
         ]
 
     def remove(self) -> None:
-        """Let the zeros go: later steps may move them. Penalties that `freeze_zeros` dropped do not come back."""
+        """Release the zeros: later steps may move them. Penalties that `freeze_zeros` dropped do not come back."""
         for hook in self._hooks:
             hook.remove()
 
@@ -62,23 +62,23 @@ class FrozenZeros:
 
 
 def freeze_zeros(optimizer: Optimizer, params: Iterable[Tensor] | None = None) -> FrozenZeros:
-    """Fix the zeros of a run and drop its penalties, so that further training moves only what is left.
+    """Fix the zeros and drop the penalties, so that further training moves only the other weights.
 
-    Penalties such as ℓ1 and ℓ2,1 find the zeros but shrink the rest. Train with the penalty, call this, and train a
-    while longer: each step ends with x ← x⁺·[x ≠ 0], so that what was exactly 0.0 stays so, whatever the step or its
-    momentum did. Penalties and constraints of all parameter groups become ``None``. Units keep their zeros, in biases
-    and norms too.
+    Penalties such as ℓ1 and ℓ2,1 find the zeros but also shrink the weights that stay. Train with the penalty, call
+    this, and train for a while longer to undo the shrinkage. Each step ends with x ← x⁺·[x ≠ 0], so weights that were
+    exactly 0.0 stay zero, whatever the step or its momentum did. Penalties and constraints of all parameter groups
+    become ``None``. Units keep their zeros, also in biases and norms.
 
-    To resume, make model and optimizer as for the first run, call this, and then load their states, in any order. (An
+    To resume, create model and optimizer as for the first run, call this, and then load their states, in any order. (An
     optimizer that still has its penalty refuses the checkpoint of one without.)
 
     Args:
         optimizer: any torch optimizer.
-        params: the parameters whose zeros are fixed. By default those of groups with a penalty; for an optimizer that
-            is not of proxmo, those with at least two axes, which leaves out biases and norms, zero or not.
+        params: the parameters whose zeros are fixed. By default those of groups with a penalty; for an optimizer from
+            elsewhere, those with at least two axes, which leaves out biases and norms.
 
     Returns:
-        a handle; its ``remove()`` lets the zeros go.
+        A handle; its ``remove()`` releases the zeros.
 
     >>> import torch, proxmo
     >>> x = torch.nn.Parameter(torch.tensor([3.0, 0.2]))

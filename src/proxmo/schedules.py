@@ -21,13 +21,14 @@ _WEIGHTS = ("strength", "l1", "l2", "group")  # the fields that multiply a penal
 
 
 class RateScheduler(LRScheduler):
-    """Set lr AND momentum of every parameter group before each step, from a plan or any function k ↦ `Rates`.
+    """Set lr and momentum of every parameter group before each step, from a plan or any function k ↦ `Rates`.
 
-    Parameter groups keep the ratios of their lr: the largest becomes lr_k. Momentum is the same in all groups.
+    Call ``step()`` after each ``optimizer.step()``, as with every scheduler. Parameter groups keep the ratios of their
+    lr: the largest becomes lr_k. Momentum is the same in all groups.
 
     The indexing is that of the paper: step k = 0, 1, … uses lr_k = 1/M_k and momentum 1 − γ_{k−1}, since γ_{k−1} weighs
     the gradient of step k against the average of earlier gradients. (Step 0 starts the average; its momentum is that of
-    ``rates(0)`` and has no effect.) Call ``step()`` after each ``optimizer.step()``, as with every scheduler.
+    ``rates(0)`` and has no effect.)
 
     Args:
         optimizer: an optimizer with ``momentum`` in its parameter groups, such as `ProxSGD`.
@@ -69,16 +70,17 @@ class RateScheduler(LRScheduler):
 
 @dataclass(frozen=True)
 class CosineRates:
-    r"""Rates for `RateScheduler` that anneal together: lr along a cosine to 0, and 1 − momentum in proportion to it.
+    r"""Rates for `RateScheduler` that anneal lr along a cosine to 0, and 1 − momentum in proportion to lr.
 
     .. math::
         \mathrm{lr}_k = \mathrm{lr}\,\cos^2\Bigl(\frac{π}{2}\,\frac{k - w}{K - w}\Bigr), \qquad
         1 - μ_k = (1 - μ)\,\frac{\mathrm{lr}_k}{\mathrm{lr}}
 
-    with K the horizon and w the warm-up, in which lr_k = lr·(k + 1)/(w + 1) for k < w. The average of gradients lags by
-    1/(1 − momentum) steps, and its noise falls with 1 − momentum: where lr falls alone, the noise of the average stays,
-    and keeps weights away from zero that the penalty should hold there. The last step, k = K − 1, still has lr > 0 and
-    momentum < 1, as the optimizers require; steps beyond it use the same rates.
+    with K the horizon and w the warm-up, in which lr_k = lr·(k + 1)/(w + 1) for k < w. The last step, k = K − 1, still
+    has lr > 0 and momentum < 1, as the optimizers require; later steps use the same rates.
+
+    Why both: the noise of the average of gradients falls with 1 − momentum. If only lr falls, this noise stays, and
+    keeps weights away from zero that the penalty should hold there.
 
     Args:
         lr: the largest step size, > 0.
@@ -125,12 +127,12 @@ class CosineRates:
 class StrengthScheduler:
     """Multiply the strengths of all penalties by a factor of the step: a warm-up, a decay, or a path over strengths.
 
-    Step k = 0, 1, … uses strength·factor(k), with the strength that the penalty had when the scheduler was created. All
-    strengths of `ElasticNet` and `SparseGroup` are multiplied. Call ``step()`` after each ``optimizer.step()``. Works
-    together with any lr scheduler.
+    Call ``step()`` after each ``optimizer.step()``. It can be combined with any lr scheduler. Step k = 0, 1, … uses
+    strength·factor(k), with the strength that the penalty had when the scheduler was created. `ElasticNet` and
+    `SparseGroup` have two strengths, which are both multiplied.
 
     Args:
-        optimizer: an optimizer of proxmo with a penalty that has a strength in at least one parameter group.
+        optimizer: a proxmo optimizer with a penalty that has a strength, in at least one parameter group.
         factor: a function from the step to a number ≥ 0. Not saved in ``state_dict``: pass the same one when you
             resume.
 

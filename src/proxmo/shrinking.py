@@ -46,15 +46,15 @@ class ShrinkReport:
     """
 
     keep: float
-    """The share of units that was asked for, or that meets the budget."""
+    """The share of units that was requested, or that meets the budget."""
     units: tuple[int, int]
-    """Removable units of the model, and those that are left."""
+    """Number of removable units, before and after."""
     compaction: CompactionReport
     """The report of `compact`: widths of layers, multiply-adds, largest difference in outputs."""
     file_size: tuple[int, int]
     """Bytes of a safetensors file with the model."""
     latency: tuple[float, ...]
-    """Median seconds of a call on the first batch, dense and small by turns."""
+    """Median seconds of a call on the first batch, before and after, measured alternately."""
     score: tuple[float, float] | None
     """What ``evaluate`` returned for the model as it was given and for the small one."""
     history: History = field(default_factory=History, repr=False, compare=False)
@@ -88,27 +88,27 @@ def shrink(
     evaluate: Callable[[nn.Module], float] | None = None,
     progress: bool = True,
 ) -> tuple[nn.Module, ShrinkReport]:
-    """Train a model while its smallest units vanish, and return the smaller model that is left.
+    """Train a model while its smallest units vanish, and return the smaller model.
 
-    Finds the removable units (`unit_groups`), ramps a trimmed penalty on them down to the target (`Trimmed`,
-    `KeepScheduler`), trains with a learning rate that falls to zero along a cosine, and removes the zero units
-    (`compact`), which changes no output. There is no strength to choose, and with `AutoProxSGD` no learning rate. The
-    model itself is not modified. Requires ``pip install 'proxmo[compact]'``.
+    A unit is a neuron, a channel or an attention head. `shrink` finds the removable units (`unit_groups`), trains with
+    a trimmed penalty that is ramped down to the target (`Trimmed`, `KeepScheduler`) and an lr that falls to zero along
+    a cosine, and removes the zero units without changing the outputs (`compact`). You choose no strength and, with the
+    default optimizer, no lr. The model that you pass is not modified. Requires ``pip install 'proxmo[compact]'``.
 
     Args:
         model: the model, trained or not.
         loss: as in ``loss(model(inputs), targets)``.
-        loader: batches (inputs, targets), iterated in every epoch and once before; inputs are a tensor, a tuple of
-            arguments or a dictionary of keyword arguments.
-        keep: the share of units to keep in each layer, in (0, 1]; 0.25 if no budget is given either.
-        epochs: how often to go through the loader.
-        parameters: in place of ``keep``, the share of the parameters of the model to keep.
-        latency: in place of ``keep``, the time of a call on the first batch as a share of that of the model; it is
-            measured, so it is met as well as the machine allows.
-        optimizer: makes the optimizer from parameter groups, one whose ``step`` needs no closure. Transformers want
-            ``functools.partial(proxmo.ProxAdamW, lr=1e-3)``, with the lr that you have for AdamW.
-        evaluate: maps a model to a number to report, such as its accuracy; called in evaluation mode.
-        progress: show a progress line with the loss, the zeros and the units left; on a terminal only, quiet in logs.
+        loader: batches (inputs, targets), iterated once before training and once per epoch; inputs are a tensor, a
+            tuple of arguments or a dictionary of keyword arguments.
+        keep: the share of units to keep in each layer, in (0, 1]; 0.25 if neither this nor a budget is given.
+        epochs: the number of passes over the loader.
+        parameters: a budget in place of ``keep``: the share of the model's parameters to keep.
+        latency: a budget in place of ``keep``: the time of a call on the first batch as a share of the model's time. It
+            is measured, so it is met as well as the machine allows.
+        optimizer: a function from parameter groups to an optimizer whose ``step`` needs no closure. For transformers,
+            use ``functools.partial(proxmo.ProxAdamW, lr=1e-3)`` with your AdamW lr.
+        evaluate: a function from a model to a number to report, such as its accuracy; called in evaluation mode.
+        progress: show a progress line with the loss, the zeros and the units left; on terminals only, not in logs.
 
     Returns:
         The small model, in evaluation mode, and a report.
@@ -221,7 +221,7 @@ def _file_size(model: nn.Module) -> int:
 
 @torch.no_grad()
 def _latencies(models: Sequence[nn.Module], inputs: Any) -> tuple[float, ...]:
-    """Return the median time of a call of each model, measured by turns."""
+    """Return the median time of a call of each model, measured alternately."""
     device = next(models[0].parameters()).device
     call = ModelInputs.from_example(pytree.tree_map(partial(_to_device, device=device), inputs)).call
     times: list[list[float]] = [[] for _ in models]

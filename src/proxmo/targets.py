@@ -23,27 +23,28 @@ HOLD = 1e10  # a strength at which nothing that is not kept survives a step
 
 
 class KeepScheduler:
-    r"""Lower ``keep`` of all trimmed penalties from 1 to a target, so that the target is met when the ramp ends.
+    r"""Lower ``keep`` of all trimmed penalties from 1 to a target during training, and set their strength.
 
     .. math::
         \mathrm{keep}_k = \mathrm{keep} + (1 - \mathrm{keep})\,(1 - p_k)^3, \qquad
         p_k = \frac{k - \mathrm{start}\cdot\mathrm{horizon}}{(\mathrm{end} - \mathrm{start})\cdot\mathrm{horizon}}
         \text{ cut to } [0, 1]
 
-    It also sets the strength, so that there is none to choose: during the ramp the largest block that has to go
-    vanishes within a tenth of the ramp, or what remains of it; afterwards exactly ``keep`` blocks are left, unshrunk,
-    and training goes on with them. Call ``step()`` after each ``optimizer.step()``, besides any lr scheduler. Trimmed
-    penalties of parameter groups that are added later join the ramp where it is. If in the end more blocks are left
-    than asked for, it warns and says why. About a hundred times in a run it records how far it is in ``history``, a
-    `History`.
+    Call ``step()`` after each ``optimizer.step()``, in addition to any lr scheduler. You need not choose a strength:
+    during the ramp, the largest block that has to go vanishes within a tenth of the ramp, or within the remaining steps
+    if those are fewer. When the ramp ends, exactly ``keep`` blocks are left, not shrunk, and training continues with
+    them. If more blocks are left at the end of the run, it warns and gives the reason.
+
+    Trimmed penalties of parameter groups that are added later join the ramp at its current point. ``history``, a
+    `History`, has about a hundred records of the run.
 
     Args:
-        optimizer: an optimizer of proxmo with a `Trimmed` penalty in at least one parameter group.
-        keep: the target for each of them, a share of the blocks in (0, 1].
-        horizon: how many steps the run has, ≥ 2.
+        optimizer: a proxmo optimizer with a `Trimmed` penalty in at least one parameter group.
+        keep: the target for each of these groups, a share of the blocks in (0, 1].
+        horizon: the number of steps of the run, ≥ 2.
         start: where the ramp starts, as a share of the horizon.
-        end: where it ends; the rest of the horizon recovers what the last cuts cost.
-        tune_strength: set the strengths of `L1`, `GroupL2` and `GroupLInf`; ``False`` leaves those of the penalties.
+        end: where the ramp ends, as a share of the horizon; the remaining steps are for recovery.
+        tune_strength: set the strengths of `L1`, `GroupL2` and `GroupLInf`; ``False`` leaves them to you.
 
     >>> import torch, proxmo
     >>> x = torch.tensor([0.1, 2.0, 0.2, 1.0], requires_grad=True)

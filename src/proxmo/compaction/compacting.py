@@ -21,14 +21,16 @@ from proxmo.compaction.report import CompactionReport, count_multiply_adds, laye
 
 @isolated_torch_state()
 def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module, CompactionReport]:
-    """Return a smaller model with the same outputs, without the neurons, channels and attention heads that are zero.
+    """Return a smaller model with the same outputs: remove the neurons, channels and attention heads that are zero.
 
-    A unit is removed if every layer that reads it either multiplies it by zero or reads a constant, for any input of
-    the model, and if no operation in between mixes its channels with others. A constant, such as a bias or the shift of
-    a normalisation, is folded into the bias of the layers that read it. Zero units that do not provably meet these
-    conditions stay, and the report lists them. If all units of a layer are zero, one stays. The model itself is not
-    modified; the new one is an ordinary dense module, in the same training or evaluation mode. Numbers that its modules
-    keep, such as ``num_heads``, are set where the smaller model needs that, and listed in the report.
+    The new model is an ordinary dense module in the same training or evaluation mode; the model that you pass is not
+    modified.
+
+    A unit is removed if every layer that reads it either multiplies it by zero or reads a constant, for any input, and
+    if no operation in between mixes its channels with others. A constant, such as a bias or the shift of a
+    normalisation, is folded into the bias of the layers that read it. Zero units that do not provably meet these
+    conditions stay, and the report lists them. If all units of a layer are zero, one stays. Numbers that modules store,
+    such as ``num_heads``, are updated where the smaller model needs it, and listed in the report.
 
     Args:
         model: the model, on any device.

@@ -35,9 +35,9 @@ class CompactionReport:
     difference: float
     """Largest absolute difference in outputs on the example inputs."""
     kept: list[str]
-    """Zero units that had to stay, with the reason, layers that were not called, branches that were not followed."""
+    """Zero units that had to stay, with the reason; layers that were not called; branches that were not traced."""
     attributes: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Numbers in modules, such as ``num_heads``, that were set for the smaller model, before and after."""
+    """Numbers in modules, such as ``num_heads``, that were updated for the smaller model, before and after."""
 
     def __str__(self) -> str:
         rows = [("", "before", "after", "")]

@@ -30,33 +30,33 @@ def unit_groups(
 ) -> ParamGroups:
     """Return parameter groups in which each group of the penalty is one removable unit of the model.
 
-    A unit is a neuron of a linear layer, an output channel of a convolution, a head of attention, or a hidden unit of
-    an LSTM or GRU, together with its bias and its scale and shift in the normalisation that follows. Where layers are
-    added, as in residual networks, a unit is the same channel of all of them; where several heads of queries share one
-    of keys and values, it is that head with its queries. A unit that is zero adds nothing to the outputs, and
-    `compact` removes it. This is tried for every layer, on a copy of the model. Layers whose units cannot be removed
-    exactly, such as outputs or layers followed by a normalisation over channels, get no penalty; they are listed with
-    the reason below the table.
+    A unit is a neuron of a linear layer, an output channel of a convolution, an attention head, or a hidden unit of an
+    LSTM or GRU, together with its bias and its scale and shift in the normalisation that follows. If layers are added,
+    as in residual networks, a unit is the same channel of all of them. If several query heads share one key-value head,
+    a unit is that head with its queries. A zero unit adds nothing to the outputs, and `compact` removes it.
 
-    Some units are much larger than others: a neuron is one row of a weight matrix, with its bias; a head of attention
-    has dozens of rows, a channel of layers that are added has one in each. Layers are initialised such that rows have
-    about the same norm, however long they are. So with ``balance`` the strength of ``penalty`` is for units of one row,
-    and those of k rows have √k times that (`GroupL2`, and ``group`` of `SparseGroup`) or k times (`GroupLInf`), in
-    parameter groups of their own. Without it small units vanish long before large ones. Layers that are concatenated
-    before a normalisation have its parameters in common, hence one strength, for their mean number of rows. A `Trimmed`
-    penalty ranks the units of each parameter group: with ``balance`` heads among heads and neurons among neurons.
+    Every layer is tested on a copy of the model. Layers whose units cannot be removed exactly, such as outputs or
+    layers followed by a normalisation over channels, get no penalty. Print the result to see them, with the reason.
+
+    With ``balance``, larger units get a larger strength, because otherwise small units vanish long before large ones: a
+    neuron is one row of a weight matrix plus its bias, a head has dozens of rows, a channel of added layers has one row
+    in each, and rows are initialised with about the same norm. The strength of ``penalty`` is then for units of one
+    row. Units of k rows get √k times that (`GroupL2`, and ``group`` of `SparseGroup`) or k times (`GroupLInf`), in a
+    separate parameter group. Layers that are concatenated before a normalisation share its parameters, and therefore
+    have one strength, for their mean number of rows. A `Trimmed` penalty ranks the units of each parameter group: with
+    ``balance``, heads among heads and neurons among neurons.
 
     Args:
         model: the model.
         example_inputs: a tensor, a tuple of arguments or a dictionary of keyword arguments to call the model with.
-        penalty: a group penalty with ``dim=0``, which stands for the units, or a `Trimmed` one.
-        exclude: names of parameters or modules to leave without a penalty; a module stands for all parameters in it,
-            and ``*`` matches anything, as in file names. A unit with any part in them is left alone as a whole, since
-            it could not become zero: where layers are added, to exclude one is to exclude all.
+        penalty: a group penalty with ``dim=0``, where a group is a unit, or a `Trimmed` one.
+        exclude: names of parameters or modules without a penalty; a module includes all its parameters, and ``*``
+            matches anything, as in file names. A unit with an excluded part gets no penalty, because it could not
+            become zero: if layers are added, excluding one of them excludes all.
         per_layer: strengths that replace the one of ``penalty``, by the name of a layer or of a module that contains
             it; ``*`` as in ``exclude``. The first match counts, for any layer of a unit. Like that of ``penalty``, they
             are for units of one row.
-        balance: whether larger units get a larger strength. ``False`` gives all the same.
+        balance: give larger units a larger strength; ``False`` gives all units the same.
 
     >>> import proxmo, torch
     >>> from torch import nn
@@ -74,7 +74,7 @@ def unit_groups(
     not penalised: 4: it is an output of the model
     >>> optimizer = proxmo.ProxSGD(groups, lr=0.1)
 
-    Heads of attention beside neurons:
+    Attention heads and neurons, with different strengths:
 
     >>> model = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16)
     >>> groups = unit_groups(model, torch.randn(3, 1, 8), proxmo.GroupL2(0.1))

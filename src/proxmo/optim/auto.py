@@ -44,37 +44,38 @@ RUN: Group = {
 
 
 class AutoProxSGD(ProxOptimizer):
-    r"""`ProxSGD` without lr and momentum: lr follows from distances and gradients, and is halved when the run stalls.
+    r"""`ProxSGD` that sets lr and momentum itself: lr follows from distances and gradients, and is halved on a stall.
 
     .. math::
         m_k = (1 - γ_k)\,m_{k-1} + γ_k\,g_k, \quad γ_k = k^{-2/3}, \qquad
         x_{k+1} = \operatorname{prox}_{η_kψ}(x_k - η_k m_k), \quad
         η_k = \mathrm{lr}\cdot c_k\,\frac{\max_{i\le k}\|x_i - x_0\|}{\sqrt{\sum_{i\le k}\|g_i\|^2}}
 
-    The distance over the gradients (DoG; Ivgi, Hinder and Carmon, 2023) finds the scale, starting from a hundredth of
-    ‖x₀‖ (of 1 if x₀ = 0). The factor c starts at 1 and is halved whenever the iterates stop travelling: when the
-    distance from where it was last halved hardly grows while the time since then doubles (Pesme, Dieuleveut and
-    Flammarion, 2020), but c stays above 1/(2k). Multiplying f and ψ by a number changes nothing, nor does the unit of x
-    if x₀ ≠ 0. All parameter groups share these numbers; ``param_groups[0]["tuned_lr"]`` is the last η_k/lr.
+    The distance over the gradients (DoG; Ivgi, Hinder and Carmon, 2023) finds the scale of the problem, starting from a
+    hundredth of ‖x₀‖ (of 1 if x₀ = 0). The factor c starts at 1. It is halved when the iterates stop travelling, that
+    is, when the distance from the point of the last halving hardly grows while the time since then doubles (Pesme,
+    Dieuleveut and Flammarion, 2020). It stays above 1/(2k). Multiplying f and ψ by a number changes nothing, nor does
+    the unit of x if x₀ ≠ 0. All parameter groups share these numbers; ``param_groups[0]["tuned_lr"]`` is the last
+    η_k/lr.
 
-    ``lr`` is a factor on the tuned step size, 1 by default. Parameter groups may differ in it, and a scheduler scales
-    the tuned step size by it, that of the prox too. There is no ``momentum`` to set or to schedule.
+    ``lr`` is a factor on the tuned step size, 1 by default. It may differ between parameter groups, and a scheduler
+    scales the step size, including that of the prox, through it. There is no ``momentum`` to set or to schedule.
 
-    It is a heuristic without a proof; `docs/theory.md` has what was measured. Do not use it
+    This is a heuristic without a proof; `docs/theory.md` has the measurements. Do not use it
 
-    - where the first gradients are a hundred times larger than later ones, or rare ones are: all gradients count, so
-      that lr stays small for long. Clip them, as with ``torch.nn.utils.clip_grad_norm_``.
-    - in runs of a few hundred steps from untrained weights, where `ProxSGD` with `CosineRates` and a tuned lr is ahead,
-      least of all with an annealing schedule: lr has not found its scale yet when the schedule lowers it.
-    - where the problem changes during the run, since lr hardly grows again once the scale is found.
-    - where x₀ = 0 and the scale of the solution is far from 1: with a factor of 10⁴ errors were up to 17 times as large
-      after 2,000 steps, with 10⁶ 33 times. Start off zero, or choose another unit.
-    - for bfloat16 weights, which lose moves below their rounding.
+    - if the first gradients, or rare ones, are a hundred times larger than the others: all gradients count, so lr stays
+      small for a long time. Clip them, for example with ``torch.nn.utils.clip_grad_norm_``.
+    - in runs of a few hundred steps from untrained weights: `ProxSGD` with `CosineRates` and a tuned lr is better
+      there. An annealing schedule makes it worse, because it lowers lr before the scale is found.
+    - if the problem changes during the run: lr hardly grows again once the scale is found.
+    - if x₀ = 0 and the scale of the solution is far from 1: with a factor of 10⁴, errors were up to 17 times as large
+      after 2,000 steps, with 10⁶ 33 times. Start from a non-zero point, or choose another unit.
+    - for bfloat16 weights, because moves smaller than their rounding are lost.
 
     A gradient with NaN or inf spoils all parameters, not only its own: see ``nonfinite``.
 
-    It keeps two copies of the parameters (x₀, and where c was last halved) besides the average, which is in float32 for
-    half-precision parameters. The averages of parameters with fewer gradients have their own k.
+    The state has two copies of the parameters (x₀, and the point of the last halving) and the average, which is in
+    float32 for half-precision parameters. Each parameter counts its own gradients for the k of its average.
 
     Args:
         params: parameters, named parameters or parameter groups.

@@ -46,7 +46,7 @@ class ProxOptimizer(Optimizer):
         defaults: default options of a parameter group, ``lr`` and ``penalty`` among them. A group may also have
             ``units``, from `unit_groups`: groups of the penalty that span several parameters.
         maximize: maximise f(x) − ψ(x) instead.
-        foreach: hand lists of tensors to torch's foreach kernels; ``None`` does so where they apply.
+        foreach: use torch's foreach kernels on lists of tensors; ``None`` does so where they apply.
         nonfinite: what to do if a gradient has NaN or inf. ``"propagate"`` takes the step, as torch does; ``"raise"``
             raises a ``FloatingPointError``, ``"skip"`` does nothing; both before anything is changed.
 
@@ -81,7 +81,7 @@ class ProxOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step; parameters without a gradient are left alone.
+        """Take one step. Parameters without a gradient do not change.
 
         Args:
             closure: reevaluates the model, calls ``backward`` and returns the loss.
@@ -153,7 +153,7 @@ class ProxOptimizer(Optimizer):
         return certificate
 
     def prox_steps(self, group: Group, params: list[Tensor]) -> float | list[Tensor]:
-        """Return the step that the prox has, as far as is known before a step: one for all, or a tensor for each.
+        """Return the step that the prox would use, as far as it is known now: one for all, or a tensor for each.
 
         >>> import torch, proxmo
         >>> optimizer = proxmo.ProxSGD([torch.zeros(2)], lr=0.5)
@@ -198,7 +198,7 @@ class ProxOptimizer(Optimizer):
         return [measure_sparsity(group) for group in self.param_groups]
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a parameter group, as for every torch optimizer; refused if its options or penalty do not fit."""
+        """Add a parameter group, as in every torch optimizer. Raises an error if its options or penalty do not fit."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -214,9 +214,9 @@ class ProxOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data: a penalty is written as its class name and fields.
 
-        As with ``lr``, what was saved wins: ``load_state_dict`` sets the fields of the penalties that the optimizer has
-        (the objects stay the same), and refuses a checkpoint of another penalty class before changing anything. A
-        checkpoint of torch's own optimizers, which has no penalties, leaves them as they are.
+        As with ``lr``, saved values override current ones: ``load_state_dict`` sets the fields of the optimizer's
+        penalties (the objects stay the same). It refuses a checkpoint with another penalty class before anything
+        changes. A checkpoint of torch's own optimizers, which has no penalties, does not change them.
         """
         handle = self.register_state_dict_post_hook(to_plain_data, prepend=True)  # before the hooks of others
         try:

@@ -14,7 +14,7 @@ from proxmo.penalties.base import Penalty
 
 
 class ProxHybridSGD(RecursiveOptimizer):
-    r"""Proximal hybrid SGD: a mix of the recursive estimate and a plain gradient, and a step of averaging.
+    r"""Proximal hybrid SGD: mixes a recursive estimate with a plain gradient, and averages the step.
 
     .. math::
         v_k &= β\,(v_{k-1} + ∇f(x_k; ξ_k) - ∇f(x_{k-1}; ξ_k)) + (1 - β)\,∇f(x_k; ζ_k) \\
@@ -22,9 +22,9 @@ class ProxHybridSGD(RecursiveOptimizer):
 
     ξ_k and ζ_k are independent samples, so a step takes two samples and three gradients. In the notation of ProxHSGD
     (Tran-Dinh, Pham, Phan and Nguyen, 2022) momentum = β and averaging = γ; `theory.hybrid_plan` has values for them.
-    The first step takes v₀ from its closure alone: make that one of a large batch.
+    The first step takes v₀ from its closure alone: use a large batch there.
 
-    With ``averaging < 1`` a weight that the prox sets to zero is only brought nearer to it: exact zeros need
+    With ``averaging < 1``, a weight that the prox sets to zero only moves closer to zero. For exact zeros, use
     ``averaging=1``, at least in the last step.
 
     Args:
@@ -33,7 +33,7 @@ class ProxHybridSGD(RecursiveOptimizer):
         momentum: β in [0, 1], the weight of the recursive estimate.
         averaging: γ in [0, 1], how far to go towards the point that the prox gives.
         penalty: ψ, or ``None`` for ψ = 0.
-        options: as for every `ProxOptimizer`; ``nonfinite`` also looks at the gradient at the point before.
+        options: as for every `ProxOptimizer`; ``nonfinite`` also checks the gradient at the previous point.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)
@@ -68,10 +68,11 @@ class ProxHybridSGD(RecursiveOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None, other: Closure | None = None) -> float | None:  # type: ignore[override]
-        """Evaluate one closure here and at the point before, the other here, and take a step.
+        """Evaluate ``closure`` at the current and the previous point and ``other`` at the current one, and take a step.
 
         Args:
-            closure: evaluates the loss on the sample ξ, as for `ProxSTORM`; ``.grad`` keeps its gradient here.
+            closure: evaluates the loss on the sample ξ, as for `ProxSTORM`; ``.grad`` keeps its gradient at the
+                current point.
             other: the same for an independent sample ζ. Not called in the first step.
         """
         if closure is not None and other is None:

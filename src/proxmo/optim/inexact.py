@@ -21,15 +21,16 @@ from proxmo.secants import square
 
 
 class InexactProxSGD(PolyakMomentum):
-    r"""`ProxSGD` for a ψ that has no closed prox, only gradients: an inner solver takes the place of the prox.
+    r"""`ProxSGD` for a ψ that has gradients but no closed-form prox: an inner solver replaces the prox.
 
     .. math::
         m_k = \mu\,m_{k-1} + (1 - \mu)\,∇f(x_k; ξ_k), \qquad
         x_{k+1} \approx \operatorname{argmin}_x\, Ω_k(x) = \langle m_k, x\rangle + ψ(x) + \tfrac{M}{2}\|x - x_k\|^2,
         \qquad M = 1/\mathrm{lr}
 
-    Theory asks for ‖∇Ω_k(x_{k+1})‖² ≤ (M²/16)·‖x_{k+1} − x_k‖² + S; ``report`` says after each step whether that was
-    met. Its rates are the inexact regimes of `theory.REGIMES`. `ProxyObjective` makes both closures for proxy training.
+    The theory requires ‖∇Ω_k(x_{k+1})‖² ≤ (M²/16)·‖x_{k+1} − x_k‖² + S; after each step, ``report`` says whether this
+    held. The rates are the inexact regimes of `theory.REGIMES`. `ProxyObjective` provides both closures for proxy
+    training.
 
     ``param_groups[0]["psi_evaluations"]`` counts the gradients of ψ, which are samples too if ψ is stochastic, and
     ``param_groups[0]["fallbacks"]`` the steps that were undone because the inner solver made Ω_k larger.
@@ -83,17 +84,17 @@ class InexactProxSGD(PolyakMomentum):
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None, psi_closure: Closure | None = None) -> float | None:  # type: ignore[override]
-        """Average in a gradient of f, and solve the subproblem from the present point; returns the loss of f.
+        """Add a gradient of f to the average, solve the subproblem from the current point, and return the loss of f.
 
-        Gradients are cleared before each call of a closure. If one of them raises, or gives numbers that are not
-        finite, parameters, state and buffers of modules are as they were.
+        Gradients are cleared before each call of a closure. If a closure raises, or returns numbers that are not
+        finite, parameters, state and buffers of modules stay as they were.
 
         Args:
             closure: evaluates f on a sample at the parameters as they are, calls ``backward`` and returns the loss.
-            psi_closure: the same for ψ; called once for each inner step and once at the end. If it returns ψ(x), then
-                the step never ends at a point where Ω_k is larger than at x_k, up to rounding of ψ. It must return
-                ``None`` if it evaluates ψ on a sample, since values of different samples do not compare. All ranks
-                must return the same value, or ``None``.
+            psi_closure: the same for ψ; called once for each inner step and once at the end. If it returns ψ(x), the
+                step never ends at a point where Ω_k is larger than at x_k, up to rounding of ψ. If it evaluates ψ on a
+                sample, it must return ``None``, because values of different samples are not comparable. All ranks must
+                return the same value, or ``None``.
         """
         if closure is None and psi_closure is None and asks_for_state(self):
             for group in self.param_groups:

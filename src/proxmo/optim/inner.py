@@ -16,7 +16,7 @@ from proxmo.secants import square
 
 
 class InnerReport(NamedTuple):
-    """What an inner solver did, and how good the point is that it reached."""
+    """What an inner solver did, and how good the point that it reached is."""
 
     steps: int
     """Steps taken."""
@@ -97,15 +97,15 @@ class Subproblem:
 class InnerSGD:
     """Stochastic gradient descent on the subproblem of `InexactProxSGD`: x ← x − lr·∇Ω_k(x), from x_k.
 
-    With a fixed budget, ``steps`` are always taken (the proxy experiment of Gao, Rodomanov and Stich: 20 steps of
-    0.01). With ``S``, it stops as soon as ‖∇Ω_k(x)‖² ≤ (M²/16)·‖x − x_k‖² + S, and ``steps`` is the most it takes.
+    Without ``S``, it always takes ``steps`` steps (in the proxy experiment of Gao, Rodomanov and Stich: 20 steps of
+    0.01). With ``S``, it stops as soon as ‖∇Ω_k(x)‖² ≤ (M²/16)·‖x − x_k‖² + S, and after ``steps`` steps at the latest.
 
     Args:
-        steps: how many, ≥ 1.
-        lr: the inner step size, below 2/(M + L_ψ) with M = 1/lr of the optimizer, or it diverges; at most lr of the
-            optimizer is taken, as a scheduler may lower that.
-        S: the squared error that theory allows in each step, ``theory.inexactness_budget(target)``; ``None`` for a
-            fixed budget.
+        steps: the number of steps, ≥ 1.
+        lr: the inner step size. It must be below 2/(M + L_ψ), with M = 1/lr of the optimizer, or the inner steps
+            diverge. It is capped at the lr of the optimizer, which a scheduler may lower.
+        S: the squared error that the theory allows in each step, ``theory.inexactness_budget(target)``; ``None`` for a
+            fixed number of steps.
 
     >>> InnerSGD(steps=20, lr=0.01)
     InnerSGD(steps=20, lr=0.01, S=None)

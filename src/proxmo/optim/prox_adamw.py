@@ -29,7 +29,7 @@ _IGNORED = ("amsgrad", "capturable", "differentiable", "decoupled_weight_decay")
 
 
 class ProxAdamW(ProxOptimizer):
-    r"""AdamW for f(x) + ψ(x): the prox is taken in Adam's own metric, so that fixed points are stationary points.
+    r"""AdamW for f(x) + ψ(x), with the prox in Adam's own metric, so that fixed points are stationary points.
 
     .. math::
         m_k = β_1 m_{k-1} + (1 - β_1)\,g_k, \qquad v_k = β_2 v_{k-1} + (1 - β_2)\,g_k^2, \qquad
@@ -37,32 +37,33 @@ class ProxAdamW(ProxOptimizer):
         x_{k+1} = \operatorname{argmin}_u\; ψ(u) + \sum_i \frac{(u_i - y_i)^2}{2\,η_{k,i}}, \qquad
         y = (1 - \mathrm{lr}\cdot\mathrm{weight\_decay})\,x_k - η_k \frac{m_k}{1 - β_1^k}
 
-    Without a penalty it is ``torch.optim.AdamW``, whose checkpoints it loads and whose state it has. A soft threshold
-    of lr·strength after an Adam step is something else: there each weight has a strength of its own, in proportion to
-    the size of its gradients, and zeros do not stay. In the metric a weight is zero where its gradient is below the
-    strength, as with `ProxSGD`, however large or small its gradients are.
+    Without a penalty this is ``torch.optim.AdamW``: it has the same state and loads its checkpoints.
 
-    Choose lr as for AdamW. The strength is on the scale of the gradients, as for `ProxSGD`; `Trimmed` and
-    `KeepScheduler` need none. Weights whose gradients have always been zero are set to zero by the first step, since
-    nothing but the penalty acts on them: exclude embeddings of rare tokens from the penalty.
+    Use your AdamW lr. The strength is on the scale of the gradients, as for `ProxSGD`; `Trimmed` with `KeepScheduler`
+    needs no strength. A weight is zero where its averaged gradient is below the strength, as with `ProxSGD`, whatever
+    the size of its gradients. A soft threshold of lr·strength after an Adam step is different: it gives each weight its
+    own strength, in proportion to the size of its gradients, and zeros do not stay.
+
+    The first step sets weights whose gradients have always been zero to zero, because only the penalty acts on them.
+    Exclude embeddings of rare tokens from the penalty.
 
     Args:
         params: parameters, named parameters or parameter groups.
         lr: the step size, a number or a tensor of one element.
         betas: β₁ and β₂ in [0, 1), the weights of the past in both averages.
         eps: ε ≥ 0, added to the root of the second moment.
-        weight_decay: decoupled from the gradients, as in AdamW: weights are multiplied by 1 − lr·weight_decay.
+        weight_decay: as in AdamW, weights are multiplied by 1 − lr·weight_decay.
         penalty: ψ, or ``None`` for ψ = 0.
         metric: ``"element"`` keeps Adam's second moment for every weight and solves the prox in that metric;
-            ``"block"`` keeps one for each block of the penalty (a group, a unit), the mean over it, which halves the
-            state and keeps the prox in closed form. Penalties on singular values have one for each tensor, whatever
-            the metric.
-        fused: moments, move and prox in one pass over memory, in compiled loops (``pip install 'proxmo[fast]'``); for
-            float32 and float64 on a CPU, ``metric="element"``, and penalties that are elementwise or by groups along
-            the first axis. The eager path takes everything else.
+            ``"block"`` keeps one for each block of the penalty (a group or a unit), the mean over the block, which
+            halves the state and keeps the prox in closed form. Penalties on singular values have one for each tensor
+            in both cases.
+        fused: compute moments, step and prox in one pass over memory, in compiled loops (``pip install
+            'proxmo[fast]'``). Applies to float32 and float64 on a CPU, ``metric="element"``, and penalties that are
+            elementwise or have groups along the first axis; all else takes the eager path.
         options: ``maximize``, ``foreach`` and ``nonfinite``, as for every `ProxOptimizer`.
 
-    Moments are kept in float32 for half-precision parameters, where torch keeps them in half precision.
+    Moments are kept in float32 for half-precision parameters; torch keeps them in half precision.
 
     >>> import torch, proxmo
     >>> x = torch.tensor([3.0, 0.2], requires_grad=True)

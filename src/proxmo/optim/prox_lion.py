@@ -31,20 +31,20 @@ class ProxLion(ProxOptimizer):
         x_{k+1} = \operatorname{argmin}_{\|u - y\|_\infty \le \mathrm{lr}} \langle c_k, u\rangle + ψ(u), \qquad
         m_k = β_2 m_{k-1} + (1 - β_2)\,g_k
 
-    with y = (1 − lr·weight_decay)·x_k. Without a penalty this is Lion (Chen et al., 2023): y − lr·sign(c). With
-    `L1` weights whose averaged gradient is below the strength walk to zero at lr per step, and stay exactly there; the
-    others walk along the sign. One buffer, half of Adam's state.
+    with y = (1 − lr·weight_decay)·x_k. Without a penalty this is Lion (Chen et al., 2023): y − lr·sign(c). With `L1`,
+    weights whose averaged gradient is below the strength move towards zero by lr per step and stay exactly there; the
+    others follow the sign. The state is one buffer, half of Adam's.
 
-    Take a third to a tenth of AdamW's lr, and let it fall to zero: a sign step has a constant length, so weights that
-    do not vanish end within lr of their place.
+    Use a tenth to a third of your AdamW lr, and let it fall to zero: a sign step has constant length, so weights that
+    do not vanish end within lr of the solution.
 
     Args:
         params: parameters, named parameters or parameter groups.
         lr: the length of a step along each axis, a number or a tensor of one element.
         betas: β₁ and β₂ in [0, 1), the weights of the past in the step and in the buffer.
-        weight_decay: decoupled from the gradients: weights are multiplied by 1 − lr·weight_decay.
-        penalty: ψ: a convex sum over elements such as `L1` or `ElasticNet`, a `Box`, or ``None`` for ψ = 0. A start
-            outside a box walks into it.
+        weight_decay: as in AdamW, weights are multiplied by 1 − lr·weight_decay.
+        penalty: ψ: a convex sum over elements such as `L1` or `ElasticNet`, a `Box`, or ``None`` for ψ = 0. Weights
+            that start outside a box move into it.
         options: ``maximize`` and ``nonfinite``, as for every `ProxOptimizer`; ``foreach`` changes nothing.
 
     A step leaves no `Certificate`. The buffer is in float32 for half-precision parameters.

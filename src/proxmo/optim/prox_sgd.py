@@ -28,18 +28,21 @@ class ProxSGD(PolyakMomentum):
         m_k = \mu\,m_{k-1} + (1 - \mu)\,g_k, \qquad
         x_{k+1} = \operatorname{prox}_{\mathrm{lr}\cdot\psi}(x_k - \mathrm{lr}\cdot m_k)
 
-    Momentum is an average of gradients (torch's SGD with ``dampening=momentum``), not SGD's heavy ball: more of it does
-    not lengthen the step. With momentum close enough to 1 the method gets as near to a stationary point as you like
-    at any batch size, where the vanilla method (``momentum=0``) stalls at the level of the noise, whatever its lr. In
-    the notation of Gao, Rodomanov and Stich (Algorithm 1) lr = 1/M and momentum = 1 − γ.
+    Momentum is an average of gradients (torch's SGD with ``dampening=momentum``), not SGD's heavy ball: more momentum
+    does not lengthen the step. With momentum close enough to 1, the method gets as close to a stationary point as you
+    like at any batch size. The vanilla method (``momentum=0``) stalls at the noise level, whatever its lr. In the
+    notation of Gao, Rodomanov and Stich (Algorithm 1), lr = 1/M and momentum = 1 − γ.
 
-    Choose lr and momentum together. For steps as long as those of torch's SGD with momentum 0.9, take ten times its lr,
-    since the average does not multiply them by 1/(1 − momentum). Raise momentum and you lower lr: the average lags by
-    1/(1 − momentum) steps, in which the point must not move far, so lr·L must stay well below 1 − momentum, with L the
-    smoothness of f. For the same reason anneal both, as `CosineRates` does with `RateScheduler`: where only lr falls,
-    the noise of the average stays, and keeps weights from zero.
+    Choose lr and momentum together:
 
-    Every option may be set per parameter group; ``penalty=None`` is plain SGD. The prox sees ``lr`` as its step, so a
+    - Start with ten times the lr of torch's SGD with momentum 0.9, because the average does not multiply the step by
+      1/(1 − momentum).
+    - If you raise momentum, lower lr. The average lags by 1/(1 − momentum) steps, and the point must not move far in
+      that time: keep lr·L well below 1 − momentum, with L the smoothness of f.
+    - Anneal both, with `CosineRates` and `RateScheduler`. If only lr falls, the average keeps its noise, which keeps
+      weights away from zero.
+
+    Every option can be set per parameter group; ``penalty=None`` is plain SGD. The prox uses ``lr`` as its step, so a
     learning-rate scheduler scales gradient and penalty alike.
 
     Args:
@@ -48,12 +51,13 @@ class ProxSGD(PolyakMomentum):
         momentum: μ in [0, 1), the weight of the past, a number or a tensor of one element; 0 keeps no buffer.
         penalty: ψ, or ``None`` for ψ = 0.
         initial: how the average starts: ``"gradient"`` with the first gradient, m₀ = g₀; ``"zero"`` with m₀ = 0, so
-            that the first gradient is not used. Zero suits gradients much noisier than long, without a penalty.
-        fused: average, gradient step and prox in one pass over memory, in compiled loops (``pip install
-            'proxmo[fast]'``); for float32 and float64 on a CPU, and penalties that are elementwise or by groups along
-            the first axis. The eager path takes everything else.
-        momentum_dtype: the dtype of the average; ``None`` takes that of the gradients. An average in bfloat16 no longer
-            follows its gradients where 1 − momentum is below 2⁻¹², so take ``torch.float32`` from 0.9995 on.
+            that the first gradient is not used. Use ``"zero"`` without a penalty, if the noise of the gradients is
+            much larger than their mean.
+        fused: compute average, gradient step and prox in one pass over memory, in compiled loops (``pip install
+            'proxmo[fast]'``). Applies to float32 and float64 on a CPU, and penalties that are elementwise or have
+            groups along the first axis; all else takes the eager path.
+        momentum_dtype: the dtype of the average; ``None`` uses that of the gradients. A bfloat16 average no longer
+            follows its gradients if 1 − momentum is below 2⁻¹², so use ``torch.float32`` for momentum 0.9995 or more.
         options: ``maximize``, ``foreach`` and ``nonfinite``, as for every `ProxOptimizer`.
 
     >>> import torch, proxmo

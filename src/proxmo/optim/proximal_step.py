@@ -18,7 +18,7 @@ from proxmo.penalties.base import Penalty, widen
 
 
 class Certificate(NamedTuple):
-    """What a step to x⁺ = prox(x − lr·direction) proves about the point that it reached."""
+    """What a step to x⁺ = prox(x − lr·direction) proves about x⁺."""
 
     subgradient: Tensor
     """(x − x⁺)/lr − direction, a subgradient of ψ at x⁺: with ∇f(x⁺) it makes a gradient of F, kinks or not."""

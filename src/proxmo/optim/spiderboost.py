@@ -17,23 +17,24 @@ from proxmo.penalties.base import Penalty
 
 
 class ProxSpiderBoost(RecursiveOptimizer):
-    r"""Proximal SpiderBoost: a large batch every ``period`` steps, and between them only differences of gradients.
+    r"""Proximal SpiderBoost: a large batch every ``period`` steps, and differences of gradients in between.
 
     .. math::
         v_k = \begin{cases} ∇f(x_k; \text{large batch}) & k \bmod \mathrm{period} = 0 \\
         v_{k-1} + ∇f(x_k; ξ_k) - ∇f(x_{k-1}; ξ_k) & \text{otherwise} \end{cases} \qquad
         x_{k+1} = \operatorname{prox}_{\mathrm{lr}\cdot\psi}(x_k - \mathrm{lr}\cdot v_k)
 
-    For n samples theory has lr = 1/(2L), and period and small batch √n (Wang, Ji, Zhou, Liang and Tarokh, 2019;
-    `theory.spiderboost_plan`). ``param_groups[0]["steps"]`` counts the steps and is saved, so that a run resumed within
-    a period goes on in it. A parameter that gets its first gradient within a period starts from the small batch.
+    For n samples, the theory prescribes lr = 1/(2L), and period and small batch √n (Wang, Ji, Zhou, Liang and Tarokh,
+    2019; `theory.spiderboost_plan`). ``param_groups[0]["steps"]`` counts the steps and is saved, so a run that is
+    resumed within a period continues it. A parameter that gets its first gradient within a period starts from the small
+    batch.
 
     Args:
         params: parameters, named parameters or parameter groups.
         lr: the step size, a number or a tensor of one element.
-        period: how many steps from one large batch to the next, ≥ 1; the same in all groups.
+        period: the number of steps from one large batch to the next, ≥ 1; the same in all groups.
         penalty: ψ, or ``None`` for ψ = 0.
-        options: as for every `ProxOptimizer`; ``nonfinite`` also looks at the gradient at the point before.
+        options: as for every `ProxOptimizer`; ``nonfinite`` also checks the gradient at the previous point.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)
@@ -69,7 +70,7 @@ class ProxSpiderBoost(RecursiveOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None, large: Closure | None = None) -> float | None:  # type: ignore[override]
-        """Evaluate the large batch if it is due, otherwise the closure here and at the point before; take a step.
+        """Take a step from the large batch if it is due, otherwise from ``closure`` at the current and previous point.
 
         Args:
             closure: evaluates the loss on a small batch, as for `ProxSTORM`.

@@ -13,22 +13,22 @@ from proxmo.penalties.base import Penalty
 
 
 class ProxSTORM(RecursiveOptimizer):
-    r"""Proximal STORM: momentum whose past is moved along, by the gradient of one sample at two points.
+    r"""Proximal STORM: momentum that is corrected for each move, with the gradient of one sample at two points.
 
     .. math::
         d_k = ∇f(x_k; ξ_k) + μ\,(d_{k-1} - ∇f(x_{k-1}; ξ_k)), \qquad
         x_{k+1} = \operatorname{prox}_{\mathrm{lr}\cdot\psi}(x_k - \mathrm{lr}\cdot d_k)
 
-    One sample and two gradients per step, no large batch. In the notation of PStorm (Xu and Xu, 2023) lr = α_k and
-    momentum = 1 − β_k; `theory.StormSchedule` has their values, for `RateScheduler`. With ``momentum=0`` it is vanilla
-    proximal SGD, with ``momentum=1`` the SARAH recursion without restarts.
+    A step takes one sample and two gradients, and no large batch. In the notation of PStorm (Xu and Xu, 2023) lr = α_k
+    and momentum = 1 − β_k; `theory.StormSchedule` has their values, for `RateScheduler`. With ``momentum=0`` it is
+    vanilla proximal SGD, with ``momentum=1`` the SARAH recursion without restarts.
 
     Args:
         params: parameters, named parameters or parameter groups.
         lr: the step size, a number or a tensor of one element.
         momentum: μ in [0, 1], the weight of the past.
         penalty: ψ, or ``None`` for ψ = 0.
-        options: as for every `ProxOptimizer`; ``nonfinite`` also looks at the gradient at the point before.
+        options: as for every `ProxOptimizer`; ``nonfinite`` also checks the gradient at the previous point.
 
     >>> import torch, proxmo
     >>> x = torch.zeros(2, requires_grad=True)

@@ -56,15 +56,19 @@ def rounding_slack(x: Tensor) -> float:
 class Penalty(ABC):
     """A function ψ known through its value and its prox: the base class of all penalties and constraints.
 
-    A penalty is a small dataclass of plain fields with two hooks, ``_value(x)`` and ``_prox(x, step, out)``, and claims
-    about ψ: ``convex``, ``separable`` and ``elementwise_step``. The hooks see float32 or float64 tensors with at least
-    one element and a step > 0; checks, half precision, ``out=``, zero steps and empty tensors are handled for them.
-    ``_prox`` may write to ``out`` (which may be ``x``) and return it, or return a new tensor. A penalty that is a sum
-    over elements or groups, with numbers as fields, may be given a row chunk of a large tensor, or several small
-    tensors stacked along a new first axis. Of a sharded tensor (``DTensor``) the hooks see the local shard if ψ is
-    separable, otherwise the gathered tensor. Fields annotated with the types of `proxmo.penalties.base`
-    (``NonNegativeFloat``, ``PositiveFloat``, ``AnyFloat``, ``Count``, ``Dim``) are checked whenever they are set. To
-    project onto a set, see `Constraint`; to support ``fused=True``, override `kernel`.
+    To write a penalty, define a small dataclass of plain fields with the properties of ψ (``convex``, ``separable`` and
+    ``elementwise_step``) and two hooks, ``_value(x)`` and ``_prox(x, step, out)``. To project onto a set, see
+    `Constraint`; to support ``fused=True``, override `kernel`.
+
+    - The hooks receive float32 or float64 tensors with at least one element, and a step > 0. The base class handles
+      checks, half precision, ``out=``, zero steps and empty tensors.
+    - ``_prox`` may write to ``out`` (which may be ``x``) and return it, or return a new tensor.
+    - If the penalty is a sum over elements or groups, with numbers as fields, the hooks may receive a row chunk of a
+      large tensor, or several small tensors stacked along a new first axis.
+    - Of a sharded tensor (``DTensor``), the hooks receive the local shard if ψ is separable, otherwise the gathered
+      tensor.
+    - Fields annotated with the types of `proxmo.penalties.base` (``NonNegativeFloat``, ``PositiveFloat``, ``AnyFloat``,
+      ``Count``, ``Dim``) are checked whenever they are set.
 
     >>> from dataclasses import dataclass
     >>> import torch, proxmo
@@ -92,7 +96,7 @@ class Penalty(ABC):
 
     @property
     def joint(self) -> bool:
-        """Whether ψ ranks all tensors of a parameter group together, so that they must be handed over in one list."""
+        """Whether ψ ranks all tensors of a parameter group together, so that they must be passed in one list."""
         return False
 
     def __init_subclass__(cls) -> None:
@@ -149,13 +153,13 @@ class Penalty(ABC):
         """Return the minimiser of ψ(u) + Σ (u_i − x_i)² / (2·step_i) over u, a global one where ψ is not convex.
 
         With one step for all elements this is the usual prox; with a step for every element it is the prox in the
-        metric diag(1/step), as adaptive methods need it. The result has the dtype of ``x``, is computed in float32 or
-        wider, and stays outside autograd.
+        metric diag(1/step), which adaptive methods need. The result has the dtype of ``x`` and is computed in float32
+        or wider. Autograd does not track it.
 
         Args:
             x: the point, a dense tensor of floats. A ``DTensor`` gives a ``DTensor`` with the same placements.
             step: > 0: a number, a 0-d tensor, or a tensor that broadcasts to ``x``. A step of 0 returns ``x`` itself,
-                for constraints too. Penalties on singular values take one number.
+                for constraints too. Penalties on singular values accept only one number.
             out: a tensor like ``x`` to write the result to; it may be ``x``.
             fused: use a compiled loop if there is one for this penalty and tensor, as `ProxSGD` does.
 
@@ -183,12 +187,12 @@ class Penalty(ABC):
             return result if out is None or out is result else out.copy_(result)
 
     def prox_(self, tensors: list[Tensor], step: Step | list[Tensor], others: Sequence[Tensor] = ()) -> None:
-        """Replace each tensor by its prox, without checks: what optimizers call in every step.
+        """Replace each tensor by its prox, without checks. Optimizers call this in every step.
 
         Args:
             tensors: the points, distinct tensors.
             step: as for `prox`, one for all tensors, or a list with a tensor for each.
-            others: the tensors of the parameter group that a step leaves alone; they take part in a joint ranking.
+            others: the tensors of the parameter group that the step does not change; they take part in a joint ranking.
 
         >>> import torch, proxmo
         >>> x = torch.tensor([1.5, -3.0])
@@ -295,8 +299,8 @@ class Penalty(ABC):
     def nearest_subgradient(self, x: Tensor, v: Tensor) -> Tensor:
         """Return the point of ∂ψ(x) that is nearest to ``v``, in float64: −∇f(x) gives the shortest subgradient of F.
 
-        Most convex penalties define it; the others raise. Kinks count where ``x`` is exactly there, such as at zeros
-        or ties, except that the boundary of a constraint allows for rounding.
+        Most convex penalties define it; the others raise an error. A kink counts only if ``x`` is exactly at it, such
+        as at zeros or ties, except that the boundary of a constraint allows for rounding.
 
         >>> import torch, proxmo
         >>> proxmo.L1(2.0).nearest_subgradient(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 1.5, 5.0]))
@@ -329,8 +333,8 @@ class Penalty(ABC):
     def kernel(self, step: float) -> Kernel | None:
         """Return the compiled prox that ``fused=True`` uses, or ``None`` if there is none.
 
-        A penalty of your own returns a `proxmo.kernels.Kernel` here. It is called only if numba is installed, and not
-        inherited: a subclass may change the prox.
+        To support ``fused=True`` in your own penalty, return a `proxmo.kernels.Kernel`. This is called only if numba is
+        installed. It is not inherited, because a subclass may change the prox.
         """
         return None
 
@@ -355,7 +359,7 @@ class Penalty(ABC):
         return self if self.separable and self._has_number_fields() else None
 
     def acts_on_rows(self, x: Tensor) -> bool:
-        """Whether the prox of ``x`` is made of those of its rows along the first axis."""
+        """Whether the prox of ``x`` can be computed separately for each row along the first axis."""
         return self.separable and self._has_number_fields()
 
     def _has_number_fields(self) -> bool:
@@ -366,7 +370,7 @@ class Penalty(ABC):
         """Raise a ``ValueError`` if this penalty does not fit the shape of ``x``."""
 
     def check_blocks(self, count: int) -> None:  # noqa: B027
-        """Raise a ``ValueError`` if this penalty does not fit so many blocks in all tensors of a parameter group."""
+        """Raise a ``ValueError`` if this penalty does not fit a parameter group with ``count`` blocks in total."""
 
     def takes_units(self) -> bool:
         """Whether groups may be units that span several tensors: group penalties with ``dim=0``."""

@@ -30,15 +30,15 @@ from proxmo.penalties.selection import (
 
 @dataclass
 class TopK(GroupConstraint):
-    """At most k non-zeros: a sparsity that is chosen, not tuned.
+    """At most k non-zeros: you choose the sparsity directly.
 
     prox: keep the k elements of largest magnitude and set the others to zero; ties are broken arbitrarily. With a step
-    for every element those of largest x_i²/step_i.
+    for every element, keep those of largest x_i²/step_i.
 
     Args:
-        k: how many elements may be non-zero, ≥ 0.
+        k: the number of elements that may be non-zero, ≥ 0.
         dim: the axes that index the groups; ``None`` for the whole tensor.
-        scope: ``"each"`` counts the elements of each parameter, or with ``dim`` of each group, ``"all"`` those of all
+        scope: ``"each"`` counts the elements of each parameter (with ``dim``, of each group), ``"all"`` those of all
             parameters of a parameter group together.
 
     >>> TopK(1, dim=0).prox(torch.tensor([[3.0, -4.0], [2.0, 1.0]]), step=1.0)
@@ -101,14 +101,14 @@ class TopK(GroupConstraint):
 
 @dataclass
 class NM(Constraint):
-    """At most n non-zeros among every m neighbours along the last axis: 2:4 sparsity and its kin.
+    """At most n non-zeros among every m neighbours along the last axis, such as 2:4 sparsity.
 
-    prox: in each run of m neighbours keep the n of largest magnitude and set the others to zero. With a step for every
-    element those of largest x_i²/step_i.
+    prox: among each m neighbours keep the n of largest magnitude and set the others to zero. With a step for every
+    element, keep those of largest x_i²/step_i.
 
     Args:
-        n: how many of the neighbours may be non-zero, ≥ 0.
-        m: how many neighbours there are, ≥ 1; the size of the last axis must be a multiple.
+        n: the number of neighbours that may be non-zero, ≥ 0.
+        m: the number of neighbours, ≥ 1; the size of the last axis must be a multiple of it.
 
     >>> NM(2, 4).prox(torch.tensor([3.0, -4.0, 1.0, 2.0, 0.1, 0.2, 0.3, 0.0]), step=1.0)
     tensor([ 3.0000, -4.0000,  0.0000,  0.0000,  0.0000,  0.2000,  0.3000,  0.0000])

@@ -149,8 +149,8 @@ class NonNegative(Elementwise, Constraint):
 class L1Ball(GroupConstraint):
     """Σ|x| ≤ radius: a budget that makes elements exactly zero.
 
-    prox: sign(x)·max(|x| − τ, 0) with the τ that meets the budget; x itself inside the ball. A step for every element
-    makes it τ·step_i.
+    prox: sign(x)·max(|x| − τ, 0) with the τ that meets the budget; x itself inside the ball. With a step for every
+    element, τ·step_i replaces τ.
 
     Args:
         radius: the budget, ≥ 0.
@@ -191,7 +191,8 @@ class L1Ball(GroupConstraint):
 class L2Ball(GroupConstraint):
     """‖x‖₂ ≤ radius: max-norm regularization, or a bound on each neuron.
 
-    prox: x·min(1, radius/‖x‖₂); with a step for every element x_i/(1 + θ·step_i), with the θ that makes the norm right.
+    prox: x·min(1, radius/‖x‖₂). With a step for every element: x_i/(1 + θ·step_i), with the θ that gives the right
+    norm.
 
     Args:
         radius: the largest norm allowed, ≥ 0.
@@ -267,7 +268,7 @@ class LInfBall(Elementwise, Grouped, Constraint):
 class Simplex(GroupConstraint):
     """x ≥ 0 and Σx = radius: probabilities, mixing weights.
 
-    prox: max(x − τ, 0) with the τ that makes the sum right; a step for every element makes it τ·step_i.
+    prox: max(x − τ, 0) with the τ that gives the right sum. With a step for every element, τ·step_i replaces τ.
 
     Args:
         radius: the sum, ≥ 0.

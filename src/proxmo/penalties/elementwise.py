@@ -202,7 +202,7 @@ class Huber(Shrinkage):
 
 @dataclass
 class L0(Shrinkage):
-    """s·(number of non-zeros): pay for each element that is not zero, however large.
+    """s·(number of non-zeros): a fixed cost for each element that is not zero, however large.
 
     prox: 0 for |x| ≤ √(2t), else x; t = step·s.
 
@@ -235,13 +235,12 @@ class MCP(Shrinkage):
     """Minimax concave penalty: Σ(s|x| − x²/(2c)) up to |x| = c·s, constant c·s²/2 beyond: spares large weights.
 
     prox for step < c: sign(x)·max(|x| − step·s, 0) / (1 − step/c) for |x| ≤ c·s, else x;
-    for step ≥ c the subproblem is concave between and the prox jumps: 0 for |x| ≤ s·√(c·step), else x.
+    for step ≥ c the subproblem is concave in between and the prox jumps: 0 for |x| ≤ s·√(c·step), else x.
 
-    It beats ℓ1 where few coefficients are large: these stay unbiased, so that the strength may be as large as the zeros
-    need. Begin with the strength that suits ℓ1, then raise it. Mind the scale: the penalty is flat beyond c·s, so that
-    larger weights are not pulled to zero. The default suits regressions on standardized features. For networks, with
-    strengths far below their weights, choose c so that c·s is the size of the weights to keep, such as
-    ``MCP(0.01, concavity=30)``.
+    It is better than ℓ1 if few coefficients are large: these are not shrunk, so the strength can be as large as the
+    zeros need. Start with the strength that works for ℓ1, then raise it. The penalty is flat beyond c·s and does not
+    pull larger weights to zero. The default suits regressions on standardized features. In networks, strengths are far
+    below the weights: choose c so that c·s is the size of the weights to keep, such as ``MCP(0.01, concavity=30)``.
 
     Args:
         strength: s ≥ 0, the slope at zero.
@@ -284,8 +283,8 @@ class SCAD(Shrinkage):
     |x| ≤ a·s, else x; for a larger step it jumps from the soft threshold to x, at |x| = s(a + 1 + step)/2 while
     step ≤ a + 1 and at s·√((a + 1)·step) beyond.
 
-    It beats ℓ1 where few coefficients are large, as `MCP` does, and its strength and scale are chosen in the same way:
-    the penalty is flat beyond a·s, so for networks a has to be far above its default.
+    Like `MCP`, it is better than ℓ1 if few coefficients are large. Choose strength and scale in the same way: the
+    penalty is flat beyond a·s, so for networks a must be far above its default.
 
     Args:
         strength: s ≥ 0, the slope at zero.

@@ -91,8 +91,8 @@ def _scaled(weight: float, factor: float) -> float:
 class GroupL2(SumOverGroups):
     """s·Σ_g ‖x_g‖₂ (ℓ2,1): the group lasso, which makes whole groups exactly zero.
 
-    prox: x_g·max(1 − t/‖x_g‖₂, 0), t = step·s; where the step differs within a group, x_i·ρ/(ρ + t_i) with
-    ρ = ‖u_g‖₂, and the group vanishes if ‖x_g/t_g‖₂ ≤ 1.
+    prox: x_g·max(1 − t/‖x_g‖₂, 0), t = step·s. If the step differs within a group: x_i·ρ/(ρ + t_i) with ρ = ‖u_g‖₂, and
+    the group vanishes if ‖x_g/t_g‖₂ ≤ 1.
 
     Args:
         strength: s ≥ 0.
@@ -132,10 +132,10 @@ class GroupL2(SumOverGroups):
 
 @dataclass
 class GroupLInf(SumOverGroups):
-    """s·Σ_g max|x_g| (ℓ∞,1): makes whole groups exactly zero and leaves the others flat at the top.
+    """s·Σ_g max|x_g| (ℓ∞,1): makes whole groups exactly zero and clips the largest entries of the others.
 
-    prox: cut x_g at ±τ, where what is cut off adds up to t; a group with Σ|x_g| ≤ t = step·s vanishes. Where the step
-    differs within a group, what is cut off is counted as Σ (|x_i| − τ)₊/step_i = s.
+    prox: clamp x_g to [−τ, τ] with the τ for which Σ (|x_i| − τ)₊ = t; a group with Σ|x_g| ≤ t = step·s vanishes. If
+    the step differs within a group, τ solves Σ (|x_i| − τ)₊/step_i = s.
 
     Args:
         strength: s ≥ 0.
@@ -199,7 +199,7 @@ class GroupLInf(SumOverGroups):
 
 @dataclass
 class SparseGroup(SumOverGroups):
-    """l1·Σ|x| + group·Σ_g ‖x_g‖₂: whole groups vanish, and elements within the groups that stay.
+    """l1·Σ|x| + group·Σ_g ‖x_g‖₂: whole groups vanish, and single elements of the groups that stay.
 
     prox: the soft threshold step·l1 on elements, then the prox of group·Σ_g ‖x_g‖₂ as for `GroupL2`.
 

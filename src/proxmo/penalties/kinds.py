@@ -22,7 +22,7 @@ from proxmo.penalties.base import Dim, Penalty, rounding_slack
 
 
 class Elementwise(Penalty):
-    """A sum over elements, with a prox that takes a step for each."""
+    """A penalty that is a sum over elements, with a prox that accepts a step for each."""
 
     separable: ClassVar[bool] = True
     elementwise_step: ClassVar[bool] = True
@@ -103,7 +103,7 @@ class Grouped(WithDim):
 
 
 class SumOverGroups(Grouped):
-    """A sum over groups, with a prox that takes a step for every element."""
+    """A penalty that is a sum over groups, with a prox that accepts a step for every element."""
 
     separable: ClassVar[bool] = False
     elementwise_step: ClassVar[bool] = True
@@ -119,7 +119,7 @@ class SumOverGroups(Grouped):
 
 
 class Constraint(Penalty):
-    """The indicator of a set: value 0 inside and +inf outside, so that the prox is a projection, whatever the step.
+    """The indicator of a set: the value is 0 inside and +inf outside, so the prox is a projection for every step.
 
     A point counts as inside if it violates the constraint by rounding only, so that a projected point is inside (unless
     its entries are too small for the full precision of their dtype).

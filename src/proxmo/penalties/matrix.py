@@ -29,7 +29,7 @@ def _rounding(x: Tensor, dim: Dim) -> float:
 
 @dataclass
 class Nuclear(WithDim):
-    """s·Σσ (nuclear norm): the convex way to low rank.
+    """s·Σσ (nuclear norm): a convex penalty for low rank.
 
     prox: σ ← max(σ − t, 0), t = step·s.
 
@@ -63,7 +63,7 @@ class Nuclear(WithDim):
 
 @dataclass
 class Rank(WithDim, Constraint):
-    """The matrices of at most the given rank.
+    """Matrices of at most the given rank.
 
     prox: keep the largest singular values, drop the others (Eckart and Young).
 
@@ -97,7 +97,7 @@ class Rank(WithDim, Constraint):
 
 @dataclass
 class NuclearBall(WithDim, Constraint):
-    """The matrices with Σσ ≤ radius: low rank as a constraint.
+    """Matrices with Σσ ≤ radius: low rank through a budget.
 
     prox: project the singular values onto the ℓ1 ball.
 

@@ -61,19 +61,21 @@ def check_keep(name: str, value: Any) -> float | int:
 
 @dataclass
 class Trimmed(Penalty):
-    """The sum of h(x_g) over all blocks but the ``keep`` largest, which are not shrunk at all: a target, not a λ.
+    """The sum of h(x_g) over all blocks except the ``keep`` largest, which are not shrunk: a target, not a strength.
 
-    prox: leave the blocks with the largest Moreau envelopes alone (with one step for all: those of largest magnitude,
-    or for `GroupL2` of largest norm), and take the prox of ``penalty`` for the others. Of equal ones the first are left
-    alone, so that exactly ``keep`` are. If the strength is large enough, all others end at zero, and the result
-    depends on it very little; `KeepScheduler` sets it and lowers ``keep`` on the way.
+    A block is an element or a group. If the strength is large enough, all other blocks become zero, and its exact value
+    matters very little. `KeepScheduler` sets it and lowers ``keep`` during training.
+
+    prox: leave the blocks with the largest Moreau envelopes alone and apply the prox of ``penalty`` to the others. If
+    all blocks have the same step, these are the blocks of largest magnitude or, for `GroupL2`, of largest norm. Ties go
+    to the first blocks, so that exactly ``keep`` are left alone.
 
     Args:
         penalty: a sum over elements or groups, such as `L1` or `GroupL2`; not a constraint.
-        keep: how many blocks are left alone: a share of all blocks in (0, 1] as a float, at least one block, or a
+        keep: how many blocks are left alone: a share of all blocks in (0, 1] as a float (at least one block), or a
             count as an integer.
-        scope: rank the blocks of all parameters of a parameter group together, ``"all"``, or of each parameter alone,
-            ``"each"``.
+        scope: ``"all"`` ranks the blocks of all parameters of a parameter group together, ``"each"`` those of each
+            parameter alone.
 
     >>> import torch, proxmo
     >>> Trimmed(proxmo.L1(1.0), keep=0.25).prox(torch.tensor([0.3, -2.0, 1.5, 0.8]), step=1.0)
