@@ -2,16 +2,16 @@
 No learning rate: AutoProxSGD against a grid
 ============================================
 
-A sparse logistic regression has a known optimum, so we can measure how far a stochastic method ends from it. A grid of
-20 pairs of lr and momentum shows how much the choice matters. ``AutoProxSGD`` chooses neither.
+``AutoProxSGD`` needs no lr and no momentum. This script compares it with a grid of 20 pairs of lr and momentum, on a
+sparse logistic regression whose optimum is known.
 
-*What is new*: a stochastic proximal method that finds its own step size, and still ends with exact zeros. *What one
-would use otherwise*: a grid of ``ProxSGD``, or scikit-learn's ``SGDClassifier`` with its step-size rules.
+*What proxmo adds*: a stochastic proximal method that finds its own step size and still ends with exact zeros. *The
+usual tools*: a grid search with ``ProxSGD``, or scikit-learn's ``SGDClassifier`` with its step-size rules.
 """
 
 # %%
-# The problem: breast cancer data, 30 standardised features, ℓ1 with strength 0.01. scikit-learn's exact solver gives
-# the optimum F*.
+# The problem: breast cancer data with 30 standardised features, and ℓ1 with strength 0.01. scikit-learn's exact solver
+# gives the optimum F*.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -66,7 +66,7 @@ auto = [run(proxmo.AutoProxSGD, seed) for seed in range(3)]
 print("AutoProxSGD: gap", ", ".join(f"{gap:.4f}" for gap, _ in auto), "features", [used for _, used in auto])
 
 # %%
-# scikit-learn's SGD with an ℓ1 penalty, on as many samples:
+# scikit-learn's SGD with an ℓ1 penalty, on the same number of samples:
 
 passes = STEPS * BATCH // len(y)
 for rule in ("optimal", "adaptive"):
@@ -86,9 +86,9 @@ for rule in ("optimal", "adaptive"):
 
 # %%
 # Four of the 20 cells are about as good as ``AutoProxSGD`` or better, and some are worse by orders of magnitude. After
-# so few steps all of them use more features than the optimum does. The rule ``"optimal"`` of ``SGDClassifier``, which
-# was made for linear models, is ahead of both and takes milliseconds: for a linear model, use scikit-learn.
-# ``AutoProxSGD`` takes whatever torch can differentiate, with any penalty.
+# so few steps, all of them use more features than the optimum. The ``"optimal"`` rule of ``SGDClassifier``, which is
+# designed for linear models, is better than both and takes milliseconds: for a linear model, use scikit-learn. Use
+# ``AutoProxSGD`` for anything else that torch can differentiate, with any penalty.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
 image = left.imshow(np.log10(np.maximum(grid, 1e-5)), cmap="viridis_r", origin="lower")

@@ -2,15 +2,15 @@
 Fine-tune with a small difference: low rank or sparse
 =====================================================
 
-Fine-tuning changes every weight a little. If the change D = W − W₀ has low rank, or few entries, it is small to store
-and to ship, and the original can stay where it is.
+Fine-tuning changes every weight a little. If the change D = W − W₀ has low rank or few non-zeros, you can store and
+ship the change alone and keep one copy of the original model.
 
-*What is new*: a penalty on the difference finds its rank, or keeps a given share of entries, by itself. *What one
-would use otherwise*: LoRA, which trains factors of a rank that is chosen before, the same in all layers.
+*What proxmo adds*: a penalty on the difference that finds its rank, or keeps a given share of its entries. *The usual
+tool*: LoRA, which trains factors of a fixed rank, the same in all layers.
 """
 
 # %%
-# A network is trained on digits as they are, then fine-tuned on digits turned by 90 degrees, with 300 images only.
+# A network is trained on upright digits, then fine-tuned on 300 digits that are rotated by 90 degrees.
 
 import copy
 
@@ -51,8 +51,8 @@ for inputs, targets in batches(upright, order[:900], 500):
 print(f"pretrained: {accuracy(pretrained, upright):.1f}% upright, {accuracy(pretrained, turned):.1f}% turned")
 
 # %%
-# A parametrization adds the difference to the fixed weight, so that the optimizer sees the difference only. LoRA is
-# the same with two factors. Biases are trained by all and not counted.
+# A parametrization adds the difference to the fixed weight, so that the optimizer sees only the difference. LoRA does
+# the same with two factors. All methods train the biases, which are not counted.
 
 
 class Difference(nn.Module):
@@ -121,7 +121,7 @@ def with_adamw(lr):
 
 
 # %%
-# Each way at several sizes. lr is 0.01; LoRA takes the better of 0.01 and 0.03 at each rank.
+# Each method at several sizes. lr is 0.01; LoRA uses the better of 0.01 and 0.03 at each rank.
 
 ways: dict[str, list[tuple[float, int]]] = {"everything": [fine_tune(Difference, with_penalty(None))]}
 ways["low rank: Nuclear"] = [fine_tune(Difference, with_penalty(proxmo.Nuclear(s))) for s in (0.1, 0.03, 0.01, 0.003)]
@@ -134,9 +134,10 @@ ways["LoRA"] = [
 ]
 
 # %%
-# At equal storage the sparse difference is ahead here, and LoRA and the nuclear norm are level. This is one seed, and
-# lr was chosen by the accuracy that is shown: an illustration. LoRA trains far fewer numbers, which is what it is
-# made for: with a large model the memory of the optimizer decides, and the other two need all of it.
+# At equal storage, the sparse difference is ahead here, and LoRA and the nuclear norm are level. This is only an
+# illustration: one seed, and lr was chosen by the accuracy that is shown. LoRA trains far fewer numbers, which is its
+# purpose. If the memory of the optimizer is the limit, as with large models, use LoRA: the other two need optimizer
+# state for all weights.
 
 figure, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
 for (label, points), style in zip(ways.items(), ("k*", "o-", "s-", "v--"), strict=True):

@@ -2,12 +2,12 @@
 Which inputs matter? Group lasso on the first layer
 ===================================================
 
-A network uses an input if any weight of its first layer does. A group penalty with one group per input therefore
-selects inputs while the network trains, and a trimmed one selects as many as you ask for.
+A network ignores an input if all weights of the first layer that read it are zero. A penalty with one group per input
+therefore selects inputs while the network trains. A trimmed penalty selects as many as you ask for.
 
-*What is new*: a number of inputs instead of a strength, in any network and with any loss. *What one would use
-otherwise*: `LassoNet <https://github.com/lasso-net/lassonet>`_, a network with a skip layer that decides which inputs
-may be used; scikit-learn's ``SelectKBest`` in front of a network; or an ℓ1 logistic regression.
+*What proxmo adds*: you set the number of inputs instead of a strength, for any network and any loss. *The usual tools*:
+`LassoNet <https://github.com/lasso-net/lassonet>`_, a network with a skip layer that decides which inputs may be used;
+scikit-learn's ``SelectKBest`` in front of a network; or an ℓ1 logistic regression.
 """
 
 # %%
@@ -58,7 +58,7 @@ def accuracy(model: nn.Module, X_test: np.ndarray) -> float:
 
 
 # %%
-# proxmo chooses 4, 8, 16 and 32 pixels while it trains:
+# proxmo selects 4, 8, 16 and 32 pixels during training:
 
 curves: dict[str, list[tuple[int, float]]] = {}
 chosen = {keep: train(X, keep) for keep in COUNTS}
@@ -66,9 +66,9 @@ assert all(int(model[0].weight.any(0).sum()) == keep for keep, model in chosen.i
 curves["proxmo: trimmed ℓ2,1"] = [(keep, accuracy(model, X_test)) for keep, model in chosen.items()]
 
 # %%
-# The others rank the pixels, and the same network is trained on the best of them. LassoNet ranks them by the strength
-# at which they leave its path. To keep this script short, its path begins where pixels begin to leave, and has 20
-# iterations for each strength in place of 100.
+# The other methods rank the pixels, and the same network is trained on the best ones. LassoNet ranks pixels by the
+# strength at which they leave its path. To keep this script short, the path starts where the first pixels leave, and
+# uses 20 iterations per strength instead of 100.
 
 lassonet = LassoNetClassifier(
     hidden_dims=(100,), n_iters=(300, 20), lambda_start=350, random_state=0, torch_seed=0, verbose=0
@@ -86,7 +86,7 @@ for label, scores in rankings.items():
         curves[label].append((keep, accuracy(train(selection.transform(X)), selection.transform(X_test))))
 
 # %%
-# ℓ1 logistic regression: each of ten classes selects its own pixels, and their union counts.
+# ℓ1 logistic regression: each of the ten classes selects its own pixels; the plot counts their union.
 
 linear = []
 for C in (0.01, 0.02, 0.05, 0.1, 0.2):
@@ -95,7 +95,7 @@ for C in (0.01, 0.02, 0.05, 0.1, 0.2):
 curves["ℓ1 logistic regression"] = [point for point in linear if 3 <= point[0] <= 40]
 
 # %%
-# One seed each, so that differences of a point or two mean nothing.
+# There is one seed per method, so differences of a point or two mean nothing.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained", width_ratios=(2, 1))
 for (label, points), style in zip(curves.items(), ("o-", "s--", "d--", "v:"), strict=True):

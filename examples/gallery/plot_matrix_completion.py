@@ -2,12 +2,12 @@
 Fill in missing pixels: the nuclear norm
 ========================================
 
-Two thirds of the pixels of a photograph are missing. The nuclear norm, the sum of the singular values, prefers
-matrices of low rank among all that fit the rest.
+Two thirds of the pixels of a photograph are missing. Among all matrices that fit the known pixels, the nuclear norm
+(the sum of the singular values) prefers those of low rank.
 
-*What is new*: a matrix completed by an ordinary training loop; the same penalty on the weight of a layer gives the
-layer low rank. The rank comes out instead of going in. *What one would use otherwise*: a factorisation U·Vᵀ of a
-chosen rank, trained by Adam, or scikit-learn's ``KNNImputer``.
+*What proxmo adds*: matrix completion in an ordinary training loop, without choosing the rank. The same penalty on the
+weight of a layer gives the layer a low rank. *The usual tools*: a factorisation U·Vᵀ of a chosen rank, trained with
+Adam, or scikit-learn's ``KNNImputer``.
 """
 
 import matplotlib.pyplot as plt
@@ -29,8 +29,8 @@ def error(picture: torch.Tensor, where: torch.Tensor) -> float:
 
 
 # %%
-# A tenth of the pixels that we have is held out, to choose the strength. Larger strengths come first, and each begins
-# where the one before ended. Without noise in the gradients there is no need for momentum.
+# A tenth of the known pixels is held out to choose the strength. The largest strength runs first, and each run starts
+# from the result of the previous one. The gradients have no noise, so momentum is not needed.
 
 completed = torch.nn.Parameter(torch.full_like(photograph, photograph[known].mean()))
 optimizer = proxmo.ProxSGD([completed], lr=1.0, momentum=0.0, penalty=proxmo.Nuclear(0.0))
@@ -46,7 +46,8 @@ for strength in (4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.13):
 _, rank, nuclear = min(path, key=lambda entry: error(entry[2], held_out))
 
 # %%
-# Factorisations by Adam, with rank and weight decay chosen on the same pixels, and the mean of the five nearest rows:
+# Factorisations trained with Adam, with rank and weight decay chosen on the same pixels, and the mean of the five
+# nearest rows:
 
 
 def factorise(rank: int, decay: float) -> torch.Tensor:
@@ -69,9 +70,9 @@ choice = min(factorised, key=lambda setting: error(factorised[setting], held_out
 neighbours = torch.tensor(KNNImputer(n_neighbors=5).fit_transform(photograph.where(known, torch.nan).numpy()))
 
 # %%
-# The nuclear norm and a well-chosen factorisation end close to each other, and for a reason: weight decay on U and V
-# *is* the nuclear norm of U·Vᵀ, if the factors are wide enough. The factorisation is cheaper for large matrices, as it
-# needs no singular values; the nuclear norm is convex, has one number to choose, and tells the rank.
+# The nuclear norm and a well-chosen factorisation give similar results. There is a reason: weight decay on U and V *is*
+# the nuclear norm of U·Vᵀ, if the factors are wide enough. The factorisation is cheaper for large matrices, because it
+# needs no singular values. The nuclear norm is convex, has a single number to choose, and finds the rank.
 
 pictures = {
     "one third of the pixels": photograph.where(~missing, 1.0),

@@ -2,16 +2,16 @@
 Mixture weights on the simplex: a small ensemble
 ================================================
 
-An ensemble averages the probabilities of several models. Which weights should they have? Non-negative ones that sum to
-one, and the best of them on held-out data. That is a problem on the simplex, and its solution is sparse: most models
-get a weight of exactly zero and need not be run at all.
+An ensemble averages the probabilities of several models with weights that are non-negative and sum to one. Which
+weights are best on held-out data? This is an optimization problem on the simplex, and its solution is sparse: most
+models get a weight of exactly zero, so you need not run them at all.
 
-*What is new*: the simplex as the constraint of a torch optimizer, per parameter group. *What one would use otherwise*:
-weights through a softmax, which are never zero, or equal weights as in scikit-learn's ``VotingClassifier``.
+*What proxmo adds*: the simplex as a constraint of a torch optimizer, per parameter group. *The usual tools*: weights
+through a softmax, which are never zero, or equal weights as in scikit-learn's ``VotingClassifier``.
 """
 
 # %%
-# Twenty-five quick scikit-learn models on the digits, each of which sees a part of the training data:
+# Twenty-five small scikit-learn models, each trained on a part of the digits:
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -61,7 +61,7 @@ def log_loss(weights: torch.Tensor, P: torch.Tensor, y: torch.Tensor) -> torch.T
 
 
 # %%
-# Weights on the simplex: one parameter, one constraint. The gradient is exact here, so momentum is not needed.
+# Weights on the simplex need one parameter and one constraint. The gradient is exact here, so momentum is not needed.
 
 weights = torch.nn.Parameter(torch.full((len(models),), 1 / len(models)))
 optimizer = proxmo.ProxSGD([weights], lr=0.05, momentum=0.0, penalty=proxmo.Simplex())
@@ -99,8 +99,8 @@ for way, w in ways.items():
     )
 
 # %%
-# Both ways of choosing weights find the same loss. The simplex names the models that matter; with the softmax you
-# choose a threshold and hope.
+# Both methods reach the same loss. The simplex names the models that matter; with the softmax you have to choose a
+# threshold.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
 left.plot(simplex_path, label="simplex, ProxSGD")

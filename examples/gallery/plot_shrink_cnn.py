@@ -4,9 +4,9 @@ Shrink a convolutional network
 
 ``shrink`` takes a trained model, its loss and its data, and returns a smaller, ordinary model.
 
-*What is new*: one call, without a learning rate and without a list of layers; channels fade out while the model trains.
-*What one would use otherwise*: `torch-pruning <https://github.com/VainF/Torch-Pruning>`_, which cuts the channels of
-smallest norm, and further training; or a small network from the start.
+*What proxmo adds*: one call, without an lr and without a list of layers. Channels vanish while the model trains. *The
+usual tools*: `torch-pruning <https://github.com/VainF/Torch-Pruning>`_, which cuts the channels of smallest norm,
+followed by fine-tuning; or a small network trained from scratch.
 """
 
 import copy
@@ -60,8 +60,8 @@ def accuracy(model: nn.Module) -> float:
 
 
 # %%
-# Pruning removes the same share of each layer. Both ways begin with the trained network and train for as many epochs;
-# the network from scratch has the epochs of both phases.
+# Pruning removes the same share of each layer. Both methods start from the trained network and train for the same
+# number of epochs. The network from scratch gets the epochs of both phases.
 
 
 def prune(model: nn.Module, keep: float) -> nn.Module:
@@ -93,10 +93,10 @@ print(report)
 print(small)
 
 # %%
-# Each point is a seed. ``shrink`` and pruning are level here: what counts on a problem this easy is that training goes
-# on after the cut, or during it. `Longer comparisons <../results/targets/README.html>`_ with three seeds on five tasks
-# say the same, and where they differ. ``shrink`` adds that no lr is chosen, that the cut is proved to change nothing,
-# and budgets in parameters or latency.
+# Each point is a seed. ``shrink`` and pruning are level here: on a problem this easy, it only matters that training
+# continues during or after the cut. `Longer comparisons <../results/targets/README.html>`_ with three seeds on five
+# tasks agree, and show where the methods differ. ``shrink`` needs no lr, proves that the cut does not change the
+# outputs, and accepts budgets in parameters or latency.
 
 figure, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
 ways = {"dense": dense, "shrink": shrunk, "torch-pruning, then training": pruned, "small from scratch": scratch}

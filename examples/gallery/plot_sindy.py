@@ -2,17 +2,17 @@
 Discover the Lorenz equations from data
 =======================================
 
-Sparse identification of dynamics (SINDy) writes the derivative of a trajectory as a combination of few terms of a
-library: here all monomials of x, y and z up to degree two, so 10 for each of three equations. Seven of these 30 are in
-the Lorenz system.
+Sparse identification of dynamics (SINDy) writes the derivative of a trajectory as a combination of a few terms from a
+library. Here the library has all monomials of x, y and z up to degree two: 10 for each of three equations. The Lorenz
+system contains seven of these 30 terms.
 
-*What is new*: you say how many terms you want, not where to cut, and any loss is possible; a Huber loss shrugs off bad
-measurements. *What one would use otherwise*: pysindy, which thresholds a least-squares fit again and again (STLSQ).
+*What proxmo adds*: you set the number of terms instead of a threshold, and you can use any loss, such as a Huber loss
+that tolerates bad measurements. *The usual tool*: pysindy, which repeatedly thresholds a least-squares fit (STLSQ).
 """
 
 # %%
-# A hundred short trajectories from random starts, the derivatives along them, and noise: a little on all derivatives,
-# and gross errors on one in twenty.
+# The data: a hundred short trajectories from random starting points and their derivatives, with a little noise on all
+# derivatives and gross errors on one in twenty.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -47,8 +47,8 @@ truth[names.index("x y"), 2] = 1
 truth[names.index("x z"), 1] = -1
 
 # %%
-# With proxmo: a linear layer on the terms, scaled to equal size, and a trimmed ℓ1 penalty that leaves seven
-# coefficients alone. ``KeepScheduler`` lowers their number from 30 to 7 on the way.
+# proxmo: a linear layer on the terms, scaled to equal size, with a trimmed ℓ1 penalty that leaves seven coefficients
+# alone. ``KeepScheduler`` lowers their number from 30 to 7 during training.
 
 
 def discover(derivatives: np.ndarray, loss: torch.nn.Module, keep: float = 7 / 30) -> np.ndarray:
@@ -86,9 +86,9 @@ for way, coefficients in found.items():
     print(f"{way:30s} {right} of 7 terms, {wrong} others, largest error {np.abs(coefficients - truth).max():.3f}")
 
 # %%
-# On clean data both find the equations; pysindy takes milliseconds, and its threshold of 0.5 lies well below the
-# smallest coefficient, 1, which one has to know. On corrupted data least squares keeps terms that are not there.
-# (pysindy could bag over subsets, or smooth first; here both get the data as they are.) Many starts matter: along one
+# On clean data, both find the equations. pysindy takes milliseconds, but you have to know a good threshold: 0.5 is well
+# below the smallest coefficient, 1. On corrupted data, least squares keeps terms that are not in the system. (pysindy
+# could bag over subsets or smooth first; here both get the raw data.) Many starting points are important: along one
 # long trajectory the terms are nearly collinear, and the trimmed penalty found only five or six of the seven.
 
 figure, axes = plt.subplots(1, 4, figsize=(11, 4), layout="constrained", sharey=True)

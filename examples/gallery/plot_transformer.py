@@ -2,11 +2,11 @@
 A small transformer loses heads and neurons
 ===========================================
 
-A byte-level transformer learns Python from the source of the standard library, while ``ProxAdamW`` removes three
-quarters of its attention heads and neurons.
+A byte-level transformer learns to predict the source code of Python's standard library, while ``ProxAdamW`` removes
+three quarters of its attention heads and neurons.
 
-*What is new*: AdamW with a prox in Adam's own metric, and heads as groups of a penalty. *What one would use otherwise*:
-train with AdamW, cut the heads and neurons of smallest norm, and train on.
+*What proxmo adds*: AdamW with a prox in Adam's own metric, and attention heads as groups of a penalty. *The usual way*:
+train with AdamW, cut the heads and neurons of smallest norm, and continue training.
 """
 
 import glob
@@ -78,7 +78,7 @@ def fit(
 
 
 # %%
-# ``unit_groups`` finds the heads and neurons. Each kind has a trimmed penalty of its own, and so a share of its own.
+# ``unit_groups`` finds the heads and neurons. Each kind has its own trimmed penalty and keeps its own share.
 
 torch.manual_seed(0)
 model = Model()
@@ -104,8 +104,8 @@ print(report)
 removed = test_loss(small)
 
 # %%
-# The usual way with as many steps: AdamW for two thirds of them, then the cut to the same sizes, then AdamW for the
-# rest.
+# The usual way with the same number of steps: AdamW for two thirds of them, then a cut to the same sizes, then AdamW
+# for the remaining steps.
 
 torch.manual_seed(0)
 dense = Model()
@@ -135,7 +135,7 @@ for way, value in losses.items():
     print(f"{way:18s} {value:.3f}")
 
 # %%
-# Test loss in nats per byte, one seed of a very short run.
+# The plot shows the test loss in nats per byte, for one seed and a very short run.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
 steps = range(10, STEPS + 1, 10)
