@@ -95,7 +95,7 @@ def reproduce(
         DataOption | None,
         typer.Option(help="Images to train on. Default: the built-in digits with --preset quick, else cifar10."),
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Folder of the images, if not the default one.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder with the images, if not the default one.")] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -107,12 +107,14 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for the report and the numbers.")] = Path("proxmo-results"),
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, …")] = "cpu",
     strength: Annotated[float, typer.Option(min=0, help="Strength of the penalty in regularized training.")] = STRENGTH,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first seed, for other ones on another machine.")] = 0,
+    first_seed: Annotated[
+        int, typer.Option(min=0, help="The first seed. Change it to run other seeds on another machine.")
+    ] = 0,
     only: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Run every N-th job only, from the I-th on: a share of the grid.")
+        str | None, typer.Option(metavar="I/N", help="Run only every N-th job, from the I-th on: a share of the grid.")
     ] = None,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Train as jobs of Slurm, or of submitit on this machine without one.")
+        bool, typer.Option("--cluster", help="Train as Slurm jobs; without Slurm, as local processes.")
     ] = False,
     cluster_options: Annotated[
         str, typer.Option(help="Options of the Slurm jobs, such as partition=gpu,gpus_per_node=1,time=600 (minutes).")
@@ -120,7 +122,7 @@ def reproduce(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the runs in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")] = False,
 ) -> None:
-    """Run the experiments of the paper, and write a report of what agrees with it and what does not."""
+    """Run the experiments of the paper and write a report of what agrees with it and what does not."""
     context.with_resource(_temporary_matplotlib_folder())
     chosen = EXPERIMENTS.values() if experiment is ExperimentOption.all else [EXPERIMENTS[experiment.value]]
     images = data.value if data else "digits" if preset is PresetOption.quick else "cifar10"
@@ -157,10 +159,8 @@ def _print_outcome(outcome: Outcome, console: Console) -> None:
 @app.command()
 def report(
     context: typer.Context,
-    folders: Annotated[list[Path], typer.Argument(help="Folders of `proxmo reproduce`, from several machines.")],
-    out: Annotated[Path, typer.Option(help="New folder for the runs of all of them and the report.")] = Path(
-        "proxmo-report"
-    ),
+    folders: Annotated[list[Path], typer.Argument(help="Output folders of `proxmo reproduce` from several machines.")],
+    out: Annotated[Path, typer.Option(help="New folder for all runs and the report.")] = Path("proxmo-report"),
 ) -> None:
     """Merge the results of several machines into one report."""
     context.with_resource(_temporary_matplotlib_folder())
@@ -176,7 +176,7 @@ def data(
     name: Annotated[FetchOption, typer.Argument(help="The data set.")],
     root: Annotated[Path | None, typer.Option(help="Target folder. Default: $PROXMO_DATA or the user's cache.")] = None,
 ) -> None:
-    """Fetch a data set, and check each file against the md5 of the original."""
+    """Download a data set and check each file against the md5 of the original."""
     try:
         fetch_cifar10(root or default_root(), typer.echo)
     except (DataError, StoreError, OSError) as error:
@@ -195,7 +195,7 @@ def plan(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples in the first gradient.")] = 1,
 ) -> None:
-    """Show the lr and momentum of theory in each of its regimes, and what they guarantee."""
+    """Show lr, momentum and guarantee for each regime of the theory."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("regime", no_wrap=True)
     for column in ("lr", "1−momentum", "steps", "‖∇F‖²≤", "‖m−∇f‖²≤", "prox err."):
@@ -238,7 +238,7 @@ def verify(
     horizon: Annotated[int, typer.Option(min=10, help="Steps of each Monte Carlo run.")] = 500,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
 ) -> None:
-    """Check every bound numerically (about half a minute), and show how wrong a constant must be to be noticed."""
+    """Check every bound numerically (about half a minute) and show how wrong a constant must be to be noticed."""
     console = Console()
     found: list[Check] = []
     with one_thread(), Progress(console=console, disable=quiet) as progress:
