@@ -160,7 +160,7 @@ class ProxAdamW(ProxOptimizer):
 
     @torch.no_grad()
     def prox_steps(self, group: Group, params: list[Tensor]) -> list[Tensor]:
-        """Return lr/(√(v/(1 − β₂ᵏ)) + ε) for each parameter; before its first gradient that is not known, and lr."""
+        """Return lr/(√(v/(1 − β₂ᵏ)) + ε) for each parameter, or lr for a parameter that has had no gradient yet."""
         found = []
         for p in params:
             state = self.state.get(p)

@@ -120,7 +120,7 @@ class GroupL2(SumOverGroups):
         return torch.where(norms == 0, v - self._prox(v, 1.0, None), self.strength * x / norms)
 
     def for_larger_groups(self, factor: float) -> Self:
-        """Multiply the strength by √factor, as the ℓ2 norm of a repeated group is, by which groups vanish."""
+        """Multiply the strength by √factor, because the ℓ2 norm decides whether a group vanishes."""
         return replace(self, strength=_scaled(self.strength, math.sqrt(factor)))
 
     def kernel(self, step: float) -> Kernel | None:
@@ -187,7 +187,7 @@ class GroupLInf(SumOverGroups):
         return torch.where(groups.onto_tensor(largest) == 0, v - self._prox(v, 1.0, None), groups.onto_tensor(slopes))
 
     def for_larger_groups(self, factor: float) -> Self:
-        """Multiply the strength by the factor, as the ℓ1 norm of a repeated group is, by which groups vanish."""
+        """Multiply the strength by the factor, because the ℓ1 norm decides whether a group vanishes."""
         return replace(self, strength=_scaled(self.strength, factor))
 
     def kernel(self, step: float) -> Kernel | None:

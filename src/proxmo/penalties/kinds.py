@@ -68,10 +68,11 @@ class Grouped(WithDim):
         return self.dim == 0
 
     def for_larger_groups(self, factor: float) -> Self:
-        """Return the penalty that is as strong as this one on groups of ``factor`` times as many elements.
+        """Return a penalty that is as strong on groups with ``factor`` times as many elements as this one is now.
 
-        As strong means: if a group is repeated ``factor`` times, so is its prox. `unit_groups` uses it to balance large
-        and small units. A penalty that does not override it has the same strength for groups of all sizes.
+        "As strong" means: if a group is repeated ``factor`` times, its prox is the repeated prox. `unit_groups` uses
+        this to balance large and small units. A penalty that does not override it has the same strength for groups of
+        all sizes.
         """
         return self
 

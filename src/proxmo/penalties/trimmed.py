@@ -149,7 +149,7 @@ class Trimmed(Penalty):
         return self.penalty.takes_units()
 
     def for_larger_groups(self, factor: float) -> Self:
-        """Return a penalty that trims one of the strength for groups of ``factor`` times as many elements."""
+        """Return a copy with the strength for groups that have ``factor`` times as many elements."""
         inner = self.penalty.for_larger_groups(factor) if isinstance(self.penalty, SumOverGroups) else self.penalty
         return replace(self, penalty=inner)
 
@@ -160,7 +160,7 @@ class Trimmed(Penalty):
         return self.penalty.zero_groups(x)
 
     def count_to_keep(self, blocks: int) -> int:
-        """Return how many of so many blocks are left alone.
+        """Return how many of ``blocks`` blocks are left alone.
 
         >>> import proxmo
         >>> Trimmed(proxmo.L1(1.0), keep=0.1).count_to_keep(25)
@@ -188,11 +188,11 @@ class Trimmed(Penalty):
 
     @property
     def knows_thresholds(self) -> bool:
-        """Whether blocks vanish from a strength on that is known, for `sufficient_strength`."""
+        """Whether the strength at which blocks vanish is known, for `sufficient_strength`."""
         return type(self.penalty) in (L1, GroupL2, GroupLInf)
 
     def sufficient_strength(self, tensors: Sequence[Tensor], step: float | list[Tensor]) -> float:
-        """Return the strength from which on every block that is not left alone vanishes in one step."""
+        """Return the smallest strength at which every block that is not left alone vanishes in one step."""
         tensors, steps = without_empty(list(tensors), step)
         rankings = [self._envelopes(x, one, has_metric(step)) for x, one in zip(tensors, steps, strict=True)]
         spared = self._spared(rankings, tensors)
