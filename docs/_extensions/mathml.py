@@ -1,5 +1,7 @@
 """Formulas as MathML, which every browser draws by itself: no scripts, no fonts, no network."""
 
+import re
+
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
@@ -12,8 +14,16 @@ def _inline(translator: HTML5Translator, node: nodes.math) -> None:
 
 
 def _block(translator: HTML5Translator, node: nodes.math_block) -> None:
-    translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    for equation in _equations(node.astext()):
+        translator.body.append(f'<div class="math">{convert(equation, display="block")}</div>')
     raise nodes.SkipNode
+
+
+def _equations(formula: str) -> list[str]:
+    """Split at line breaks outside of environments, which the converter ignores; drop marks of alignment there."""
+    if r"\begin" in formula:
+        return [formula]
+    return [equation.replace("&", "") for equation in re.split(r"\\\\\n", formula)]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
