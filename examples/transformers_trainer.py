@@ -43,7 +43,7 @@ def train(folder: Path, until: int = STEPS, resume: bool = False) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.BertConfig(vocab_size=1, num_labels=10, initializer_range=0.1, **sizes)
     model = transformers.BertForSequenceClassification(config)
-    others = ["*.embeddings", "*.attention", "*.output", "*.pooler", "classifier"]  # penalize only hidden neurons
+    others = ["*.embeddings", "*.attention", "*.output", "*.pooler", "classifier"]  # penalise only hidden neurons
     groups = proxmo.param_groups(model, proxmo.GroupL2(0.015), exclude=others)
     optimizer = proxmo.ProxAdamW(groups, lr=3e-3)  # AdamW, and exact zeros
     rates = transformers.get_cosine_schedule_with_warmup(optimizer, STEPS // 10, STEPS)

@@ -106,13 +106,13 @@ def test_figures_in_the_docs_on_proxy_training_are_reproduced(which: str) -> Non
     # for each method, the best lr of a longer search and its neighbour
     claims: dict[str, dict[str, Callable[[], float]]] = {
         "few steps": {
-            "with a tuned lr ends at 0.30": lambda: min(sgd("loader", 10, lr) for lr in (0.2, 0.3)),
-            "its\nmomentum at 0.07": lambda: min(sgd("loader", 10, lr, 0.9) for lr in (0.05, 0.1)),
+            "torch's SGD, tuned lr | 0.30": lambda: min(sgd("loader", 10, lr) for lr in (0.2, 0.3)),
+            "torch's SGD with momentum, tuned lr | 0.07": lambda: min(sgd("loader", 10, lr, 0.9) for lr in (0.05, 0.1)),
         },
         "many steps": {
-            "`momentum=0` at 0.27": lambda: loss_after(code.replace("momentum=0.9", "momentum=0.0")),
-            "the proxy alone at 0.34": lambda: min(sgd("proxy_loader", 840, lr) for lr in (0.2, 0.3)),
-            "in all ends at\n0.02": lambda: sgd("loader", 65, 0.05, 0.9),
+            "this example with `momentum=0` | 0.27": lambda: loss_after(code.replace("momentum=0.9", "momentum=0.0")),
+            "SGD on the proxy alone, which overfits it | 0.34": lambda: min(sgd("proxy_loader", 840, lr) for lr in (0.2, 0.3)),
+            "number of samples ends at 0.02": lambda: sgd("loader", 65, 0.05, 0.9),
         },
     }
     for claim, measure in claims[which].items():

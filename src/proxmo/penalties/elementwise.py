@@ -239,7 +239,7 @@ class MCP(Shrinkage):
 
     It is better than ℓ1 if few coefficients are large: these are not shrunk, so the strength can be as large as the
     zeros need. Start with the strength that works for ℓ1, then raise it. The penalty is flat beyond c·s and does not
-    pull larger weights to zero. The default suits regressions on standardized features. In networks, strengths are far
+    pull larger weights to zero. The default suits regressions on standardised features. In networks, strengths are far
     below the weights: choose c so that c·s is the size of the weights to keep, such as ``MCP(0.01, concavity=30)``.
 
     Args:
