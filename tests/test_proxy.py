@@ -111,7 +111,7 @@ def test_figures_in_the_docs_on_proxy_training_are_reproduced(which: str) -> Non
         },
         "many steps": {
             "this example with `momentum=0` | 0.27": lambda: loss_after(code.replace("momentum=0.9", "momentum=0.0")),
-            "SGD on the proxy alone, which overfits it | 0.34": lambda: min(sgd("proxy_loader", 840, lr) for lr in (0.2, 0.3)),
+            "alone, which overfits it | 0.34": lambda: min(sgd("proxy_loader", 840, lr) for lr in (0.2, 0.3)),
             "number of samples ends at 0.02": lambda: sgd("loader", 65, 0.05, 0.9),
         },
     }
