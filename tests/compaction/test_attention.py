@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from proxmo import GroupL2, compact, unit_groups
 from proxmo.compaction.attention import PrunedMultiheadAttention, remove_heads
+from proxmo.compaction.attributes import _RefuseAttentionWithoutHeads
 
 
 def make(**options: Any) -> nn.MultiheadAttention:
@@ -264,3 +266,9 @@ def test_frozen_attention_stays_frozen() -> None:
     assert [p.requires_grad for p in small.layer.parameters()] == [False] * 8
     assert not any(module.training for module in small.layer.modules())
     assert small.training
+
+
+def test_trial_without_heads_raises_where_old_versions_of_torch_end_the_process() -> None:
+    query, nothing = torch.zeros(1, 4, 3, 8), torch.zeros(1, 0, 3, 8)
+    with _RefuseAttentionWithoutHeads(), pytest.raises(RuntimeError, match="attention has no heads"):
+        functional.scaled_dot_product_attention(query, query, value=nothing, enable_gqa=True)

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from proxmo.compaction.analysis import Analysis
 from proxmo.compaction.cutting import Removal, removed_atoms
@@ -35,6 +37,21 @@ Setting = tuple[str, str]
 
 class DeviatesError(Exception):
     """Raised where a module does not return what it should."""
+
+
+class _RefuseAttentionWithoutHeads(TorchFunctionMode):
+    """Raise where torch 2.9 and older end the process by a division by zero: attention without a key or value head.
+
+    Models get there in a trial, while the numbers by which they slice a joint projection are out of date.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            if not all(tensor.numel() for tensor in tensors):
+                raise RuntimeError("attention has no heads")
+        return func(*args, **kwargs)
 
 
 @dataclass
@@ -183,7 +200,7 @@ class AttributeSearch:
             stack.pop()
             steps += 1
 
-        with ExitStack() as hooks, torch.no_grad():
+        with ExitStack() as hooks, torch.no_grad(), _RefuseAttentionWithoutHeads():
             for name, module in unscripted_modules(self.small):
                 before = module.register_forward_pre_hook(lambda m, i, name=name: enter(name), prepend=True)
                 after = module.register_forward_hook(lambda m, i, o, name=name: leave(name, o))
