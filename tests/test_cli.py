@@ -52,7 +52,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_reproduce_runs_all_and_protects_existing_results(tmp_path: Path) -> None:
+def test_reproduce_runs_all_protects_existing_results_and_resumes(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
     code, output = run("reproduce", "--seeds", "2", "--out", str(out))
     assert code == 0
@@ -81,22 +81,15 @@ def test_reproduce_runs_all_and_protects_existing_results(tmp_path: Path) -> Non
     assert "already has results of synthetic: continue with --resume, or choose another --out" in output
     assert json.loads((out / "results.json").read_text()) == numbers
     (out / "report.html").unlink()
-    assert run("reproduce", "proxy", "--seeds", "2", "--resume", "--out", str(out))[0] == 0
+    kept = next((out / "runs").glob("regularized-batch256-*-momentum0.9-*.json"))
+    written = kept.stat().st_mtime_ns
+    next((out / "runs").glob("regularized-batch128-*-momentum0.9-*.json")).unlink()
+    assert run("reproduce", "regularized", "--seeds", "2", "--resume", "--out", str(out))[0] == 0
+    assert kept.stat().st_mtime_ns == written  # a finished run is not repeated
     resumed = json.loads((out / "results.json").read_text())
     assert resumed["synthetic"] == numbers["synthetic"]  # the report covers everything in the folder
     assert "A noisy quadratic" in (out / "report.html").read_text()
-
-
-@pytest.mark.usefixtures("tiny")
-def test_resume_repeats_only_unfinished_runs(tmp_path: Path) -> None:
-    arguments = ("reproduce", "regularized", "--seeds", "1", "--out", str(tmp_path), "--quiet")
-    assert run(*arguments)[0] == 0
-    before = json.loads((tmp_path / "results.json").read_text())
-    finished = next((tmp_path / "runs").glob("regularized-batch128-*-momentum0.9-*.json"))
-    finished.unlink()
-    assert run(*arguments, "--resume")[0] == 0
-    after = json.loads((tmp_path / "results.json").read_text())
-    for one, other in zip(before["regularized"]["runs"], after["regularized"]["runs"], strict=True):
+    for one, other in zip(numbers["regularized"]["runs"], resumed["regularized"]["runs"], strict=True):
         assert one["setting"] == other["setting"]
         assert one["epochs"] == other["epochs"]
 

@@ -17,6 +17,11 @@ from proxmo import GroupL2, ProxSGD, compact, load_compact, save_compact, unit_g
 from proxmo.compaction.example_inputs import ModelInputs
 
 MODELS = {**handwritten.MODELS, **huggingface.MODELS}
+LIKE_OTHERS = {
+    "BERT, eager attention", "DistilBERT", "RoBERTa", "ELECTRA", "DeiT", "OPT", "GPT-2 without cache", "GPT-J", "Llama",
+    "Llama, eager attention", "Qwen2", "Mistral", "Phi",
+}  # fmt: skip
+"""Models with the layers of another one in the table, which run with ``-m slow``."""
 WITHOUT_RESIDUAL = ["*norm", "*layernorm"]
 """The residual width of these models has norms in float32, which a test of its own covers."""
 
@@ -86,7 +91,9 @@ def size_outside_embeddings(model: nn.Module) -> int:
     return sum(p.numel() for p in outside_embeddings(model))
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LIKE_OTHERS else []) for name in MODELS]
+)
 def test_zero_units_are_removed_exactly(name: str, tmp_path: Path) -> None:
     model, inputs = make(name)
     groups = units_of(model, inputs(2, 7))

@@ -17,7 +17,14 @@ from compaction.test_serialization import compacted
 from proxmo import GroupL2, compact, unit_groups
 
 
-@pytest.mark.parametrize("name", ["two layers", "ResNet", "depthwise", "concatenated", "Transformer"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ResNet",
+        "Transformer",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("two layers", "depthwise", "concatenated")),
+    ],
+)
 def test_onnx_export_has_the_same_outputs(name: str, tmp_path: Path) -> None:
     small = compacted(name)
     _, example = make(name)
