@@ -29,9 +29,10 @@ import proxmo
 
 STEPS, EVERY, BATCH = 300, 20, 128
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "checkpoints")
+device = torch.device("cpu")
 if torch.accelerator.is_available():
     torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
-device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.accelerator.current_accelerator()
 distributed.init_process_group()
 rank, ranks = distributed.get_rank(), distributed.get_world_size()
 

@@ -106,7 +106,10 @@ def test_command_runs_chosen_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "argv", ["benchmarks", "steps", "--out", str(tmp_path), "--repeats", "5"])
     command.main()
     assert called == [(tmp_path, 5)]
-    assert json.loads((tmp_path / "made_with.json").read_text())["torch"] == torch.__version__
+    assert (
+        json.loads((tmp_path / "made_with.json").read_text())["torch"].split("+")[0]
+        == str(torch.__version__).split("+")[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,10 @@ def reshard_modules(model: nn.Module | None) -> None:
 
 
 def was_replaced(p: Tensor) -> bool:
-    """Whether `fully_shard` has put a sharded parameter in the place of ``p``, which then gets no more gradients."""
+    """Whether `fully_shard` has put a sharded parameter in the place of ``p``, which then gets no more gradients.
+
+    Older versions of torch, such as 2.9, leave no trace of it.
+    """
     return hasattr(p, "_fsdp_orig_uid")
 
 

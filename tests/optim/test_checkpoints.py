@@ -114,7 +114,7 @@ def test_shared_penalty_cannot_be_loaded_with_two_values() -> None:
     assert shared == proxmo.L1(0.5)
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")
 def test_distributed_checkpoint_round_trip(tmp_path: Path) -> None:
     """A fresh optimizer's state is initialised by a step with zero gradients and lr = 0, which must move nothing."""
     net = model()

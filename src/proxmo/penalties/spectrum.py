@@ -43,7 +43,9 @@ def scale_singular_values(x: Tensor, dim: Dim, gains: Gains, out: Tensor | None)
 
 def _full_precision(device: str) -> AbstractContextManager[None]:
     """Return a context in which products keep the dtype of their factors: `torch.autocast` would lower it."""
-    cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    # Dynamo of torch 2.9 cannot trace the first question; devices that it compiles for have autocast.
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    cast = known and torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if cast else nullcontext()
 
 
