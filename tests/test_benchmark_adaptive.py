@@ -128,6 +128,7 @@ def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(adaptive.STRENGTHS, "elements", (1e-3, 1e-2))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_grid")
 def test_main_chooses_lr_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     methods = ["dense", "trimmed", "gradual", "l1-in-loss"]

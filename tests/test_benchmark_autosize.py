@@ -29,6 +29,7 @@ def few_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autosize, "RATES", (0.3, 0.1))
 
 
+@pytest.mark.slow
 def test_pruned_networks_have_the_widths_of_prox_networks() -> None:
     results = autosize.compare(small_problem(), "ℓ2,1", 2, lambda: None)
     by_method = {method: [r for r in results if r.method == method] for method in autosize.METHODS}

@@ -34,6 +34,7 @@ def test_steps_reports_ratios_to_fused_sgd(tmp_path: Path) -> None:
     assert "| small | SGD, fused | 1.00 | 1.00 |" in (tmp_path / "steps.md").read_text()
 
 
+@pytest.mark.slow
 def test_adam_steps_reports_ratios_to_fused_adamw(tmp_path: Path) -> None:
     steps.adam_steps(tmp_path, 3, {"small": lambda: [(20, 30), (20,)], "smaller": lambda: [(2, 3)]})
     ratios = numbers(tmp_path, "adam_steps")["small, threads: 2"]["ratios"]

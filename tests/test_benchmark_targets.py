@@ -60,6 +60,7 @@ def test_units_of_the_transformer_are_its_neurons() -> None:
     assert names == {f"blocks.{block}.inner.{part}" for block in (0, 1) for part in ("weight", "bias")}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_grid")
 def test_main_writes_records_once_and_reports_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--tasks", "digits", "--seeds", "2", "--out", str(tmp_path)]

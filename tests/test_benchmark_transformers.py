@@ -8,6 +8,7 @@ from benchmarks import transformers
 from benchmarks.targets_tasks import ByteTransformer
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_compacted_networks_and_records_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

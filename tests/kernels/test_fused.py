@@ -52,7 +52,8 @@ def assert_same(found: list[Tensor], expected: list[Tensor], dtype: torch.dtype)
         assert ((a == 0) != (b == 0)).sum() <= 1e-3 * a.numel()  # rounding may decide at a threshold
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+# The loops of both dtypes have one source, and compiling them takes seconds.
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("case", [None, *CASES], ids=str)
 def test_fused_step_equals_eager_step_for_every_penalty(case: Any, dtype: torch.dtype) -> None:
     penalty = None if case is None else case.make(0.3)
