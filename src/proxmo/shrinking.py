@@ -1,4 +1,4 @@
-"""From a model and a target to a smaller model, in one call over the public API: copy it and change what you like."""
+"""From a model and a target to a smaller model, in one call."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def shrink(
     A unit is a neuron, a channel or an attention head. `shrink` finds the removable units (`unit_groups`), trains with
     a trimmed penalty that is ramped down to the target (`Trimmed`, `KeepScheduler`) and an lr that falls to zero along
     a cosine, and removes the zero units without changing the outputs (`compact`). You choose no strength and, with the
-    default optimizer, no lr. The model that you pass is not modified. Requires ``pip install 'proxmo[compact]'``.
+    default optimizer, no lr. The model that you pass is not modified.
 
     Args:
         model: the model, trained or not.

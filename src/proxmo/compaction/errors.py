@@ -16,4 +16,4 @@ class CompactionError(RuntimeError):
 def require_package(package: str) -> None:
     """Raise `ModuleNotFoundError` with an install hint if ``package`` is missing."""
     if importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise ModuleNotFoundError(f"compaction needs {package}: pip install 'proxmo[compact]'")
+        raise ModuleNotFoundError(f"saving and loading compacted models needs {package}: pip install 'proxmo[compact]'")

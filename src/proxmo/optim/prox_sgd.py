@@ -57,7 +57,7 @@ class ProxSGD(PolyakMomentum):
             'proxmo[fast]'``). Applies to float32 and float64 on a CPU, and penalties that are elementwise or have
             groups along the first axis; all else takes the eager path.
         momentum_dtype: the dtype of the average; ``None`` uses that of the gradients. A bfloat16 average no longer
-            follows its gradients if 1 − momentum is below 2⁻¹², so use ``torch.float32`` for momentum 0.9995 or more.
+            follows its gradients if 1 − momentum is below 2⁻¹², so use ``torch.float32`` for momentum above 0.9995.
         options: ``maximize``, ``foreach`` and ``nonfinite``, as for every `ProxOptimizer`.
 
     >>> import torch, proxmo
