@@ -155,7 +155,7 @@ def test_extra_state_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_package_error_has_an_install_hint() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"saving and loading compacted models needs not-there: pip install 'proxmo\[compact\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"compacted models needs not-there: pip install 'proxmo\[compact\]'"):
         require_package("not-there")
 
 
