@@ -98,7 +98,8 @@ def minimize(
     found, outputs = Solution(start), objective.outputs(start)
     ahead, outputs_ahead, weight = start, outputs, 1.0
     reach = float((start - null).norm())
-    least = FLOOR * abs(objective.slopes(objective.outputs(null))[0])
+    null_loss, null_slopes = objective.slopes(objective.outputs(null))
+    least, steepest = FLOOR * abs(null_loss), float(null_slopes.abs().max())
     curvature, rejected, lowest, idle = 0.0, 0, math.inf, 0
     while len(found.values) < max_iter and not found.converged:
         _, slopes = objective.slopes(outputs_ahead)
@@ -115,7 +116,9 @@ def minimize(
             curvature = max(1.05 * curvature, bend / length if math.isfinite(bend) else 10 * curvature)
         value = new_loss + objective.penalty_value(new)
         found.values.append(min(value, found.value))
-        if not value <= found.value + 4 * eps * abs(found.value):  # rounding must not end what the gradient still sees
+        # Losses are rounded as the outputs are, however small they get; it must not end what the gradient still sees.
+        rounding = 4 * eps * (abs(value) + steepest * float(new_outputs.abs().sum()))
+        if not value <= found.value + rounding:
             rejected += 1
             if weight == 1.0:
                 curvature *= 2
@@ -130,7 +133,7 @@ def minimize(
         push = 0.0 if uphill else (weight - 1) / following
         ahead, outputs_ahead = new + push * (new - found.point), new_outputs + push * (new_outputs - outputs)
         found.point, found.loss, found.value, outputs, weight = new, new_loss, value, new_outputs, following
-        lowest, idle = (value, 0) if value < lowest - 4 * eps * abs(value) else (lowest, idle + 1)
+        lowest, idle = (value, 0) if value < lowest - rounding else (lowest, idle + 1)
         found.converged = gap <= tol * max(abs(value), least) or idle == IDLE_STEPS
         curvature *= RELAX
         observe(found)
