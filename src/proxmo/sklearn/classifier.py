@@ -13,7 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from typing_extensions import Self
 
-from proxmo.sklearn.base import ProxEstimator
+from proxmo.sklearn.base import ProxEstimator, takes_streams
 from proxmo.sklearn.inputs import Array
 from proxmo.sklearn.losses import CLASSIFICATION, find_loss
 from proxmo.sklearn.problem import Task
@@ -120,7 +120,7 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
             raise ValueError(f"y must have at least two classes, got one class: {self.classes_[0]!r}")
-        weights = self._weights(sample_weight, X) * compute_sample_weight(self.class_weight, y)
+        weights = self._weights(sample_weight, X, compute_sample_weight(self.class_weight, y))
         return X, np.searchsorted(self.classes_, y), weights
 
     def _task(self, y: Array, weights: Array, dtype: Any) -> Task:
@@ -136,6 +136,7 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     def _strata(self, y: Array) -> Array:
         return y
 
+    @available_if(takes_streams)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn from a part of a stream, in one pass over it.
 
@@ -159,7 +160,7 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
         if unknown := sorted(set(np.unique(y)) - set(given)):
             raise ValueError(f"y must hold classes among {given!r}, got {unknown!r}")
         self.classes_ = given
-        weights = self._weights(sample_weight, X) * compute_sample_weight(self.class_weight, y)
+        weights = self._weights(sample_weight, X, compute_sample_weight(self.class_weight, y))
         self._learn(X, np.searchsorted(self.classes_, y), weights)
         return self
 

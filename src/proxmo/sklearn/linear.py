@@ -62,7 +62,7 @@ class LinearFit:
         # There is no strength, so blocks are compared by what they contribute: in units of their columns.
         trimmed = Trimmed(with_fields(goal.penalty, strength=HOLD), 1.0)  # type: ignore[arg-type]
         blocks = prod(trimmed.block_shape(self.null[:, :-1]))
-        kept = goal.count_to_keep(blocks)
+        kept = goal.count_to_keep(blocks, self._problem.width)
         if torch.equal(self.point, self.null):
             self._minimize(None, DENSE_STEPS, observe)
         for count in self._ramp(trimmed, kept):

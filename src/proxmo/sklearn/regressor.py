@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
+from sklearn.utils import check_array
+from sklearn.utils.metaestimators import available_if
 from typing_extensions import Self
 
-from proxmo.sklearn.base import ProxEstimator
+from proxmo.sklearn.base import ProxEstimator, takes_streams
 from proxmo.sklearn.inputs import Array
 from proxmo.sklearn.losses import REGRESSION, find_loss
 from proxmo.sklearn.problem import Task
@@ -99,6 +101,7 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
 
     def _validate(self, X: Any, y: Any, sample_weight: Any, reset: bool = True) -> tuple[Any, Array, Array]:
         X, y = self._validate_inputs(X, y, multi_output=True, y_numeric=True, reset=reset)
+        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")  # text passes the check above
         self._flat = y.ndim == 1
         return X, y.reshape(len(y), -1), self._weights(sample_weight, X)
 
@@ -110,6 +113,7 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
         targets, center, spread = (torch.from_numpy(np.array(a, dtype)) for a in (y, center, spread))
         return Task(targets, center, spread, find_loss(self.loss, REGRESSION))
 
+    @available_if(takes_streams)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from a part of a stream, in one pass over it.
 
