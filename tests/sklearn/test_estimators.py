@@ -300,7 +300,10 @@ def test_works_in_pipelines_grids_and_selection() -> None:
     assert len(selection.get_feature_names_out()) == 4
 
 
-def test_verbose_shows_progress_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "options", [{"strength": 0.1}, {"keep": 2}, {"hidden": (4,), "max_iter": 2}, {"early_stopping": True}]
+)
+def test_verbose_shows_progress_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -308,9 +311,19 @@ def test_verbose_shows_progress_on_a_terminal_only(monkeypatch: pytest.MonkeyPat
     X, y = load_iris(return_X_y=True)
     for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr(sys, "stderr", stream)
-        ProxClassifier(verbose=1, strength=0.1).fit(X, y)
-        ProxClassifier(verbose=1, hidden=(4,), max_iter=2).fit(X, y)
-        assert ("loss" in stream.getvalue() and "inputs" in stream.getvalue()) == shown
+        ProxClassifier(verbose=1, random_state=0, **options).fit(X, y)
+        assert all(name in stream.getvalue() for name in ("####", "loss", "zeros", "inputs")) == shown
+        assert shown or not stream.getvalue()
+
+
+def test_progress_of_linear_models_ends_at_100_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[int] = []
+    monkeypatch.setattr(proxmo.progress.Progress, "reach", lambda self, steps: reached.append(steps))
+    X, y = load_diabetes(return_X_y=True)
+    ProxRegressor(strength=0.1).fit(X, y)
+    assert reached[0] < 20
+    assert reached[-1] == 100
+    assert any(30 < steps < 70 for steps in reached)
 
 
 def test_fit_ends_where_rounding_hides_the_rest() -> None:

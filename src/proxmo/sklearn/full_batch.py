@@ -64,6 +64,8 @@ class Solution:
     loss: float = math.inf
     value: float = math.inf
     converged: bool = False
+    progress: float = 0.0
+    """How far the run is, from 0 to 1: by the digits of the gap that it gained, or by its steps if that is more."""
     values: list[float] = field(default_factory=list)
 
 
@@ -100,7 +102,7 @@ def minimize(
     reach = float((start - null).norm())
     null_loss, null_slopes = objective.slopes(objective.outputs(null))
     least, steepest = FLOOR * abs(null_loss), float(null_slopes.abs().max())
-    curvature, rejected, lowest, idle = 0.0, 0, math.inf, 0
+    curvature, rejected, lowest, idle, first_gap = 0.0, 0, math.inf, 0, 0.0
     while len(found.values) < max_iter and not found.converged:
         _, slopes = objective.slopes(outputs_ahead)
         gradient = objective.gradient(slopes)
@@ -134,10 +136,18 @@ def minimize(
         ahead, outputs_ahead = new + push * (new - found.point), new_outputs + push * (new_outputs - outputs)
         found.point, found.loss, found.value, outputs, weight = new, new_loss, value, new_outputs, following
         lowest, idle = (value, 0) if value < lowest - rounding else (lowest, idle + 1)
-        found.converged = gap <= tol * max(abs(value), least) or idle == IDLE_STEPS
+        wanted = tol * max(abs(value), least)
+        found.converged = gap <= wanted or idle == IDLE_STEPS
+        first_gap = max(first_gap, gap)
+        found.progress = 1.0 if found.converged else max(len(found.values) / max_iter, _digits(first_gap, gap, wanted))
         curvature *= RELAX
         observe(found)
     return found
+
+
+def _digits(first: float, now: float, last: float) -> float:
+    """Return which share of the digits between the first and the last of falling numbers are gained."""
+    return math.log(first / now) / math.log(first / last) if first > now > last > 0 else 0.0
 
 
 def _curvature_downhill(objective: Objective, outputs: Tensor, slopes: Tensor, gradient: Tensor) -> float:
