@@ -155,6 +155,8 @@ def test_early_stopping_holds_back_a_sample_of_each_class(iris: tuple[Array, Arr
     X, y = iris[0][::10], iris[1][::10]
     model = ProxClassifier(early_stopping=True, validation_fraction=0.01, max_iter=20, random_state=0).fit(X, y)
     assert model.predict_proba(X).shape == (15, 3)
+    with pytest.raises(ValueError, match=r"holds back 2 of the samples .* n_samples=2"):
+        ProxClassifier(early_stopping=True).fit(X[:2], [0, 1])
     with pytest.raises(ValueError, match="only 1 member"):
         ProxClassifier(early_stopping=True).fit(X, [*y[:-1], 7])
 

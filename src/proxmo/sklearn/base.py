@@ -149,12 +149,14 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         if self.early_stopping:
             strata = self._strata(y)
             least = 1 if strata is None else len(np.unique(strata))  # one sample of each class
-            train, held = train_test_split(
-                np.arange(len(weights)),
-                test_size=max(least, math.ceil(self.validation_fraction * len(weights))),
-                random_state=random,
-                stratify=strata,
-            )
+            count = max(least, math.ceil(self.validation_fraction * len(weights)))
+            if count >= len(weights):
+                raise ValueError(
+                    f"early_stopping holds back {count} of the samples and must leave others, got "
+                    f"n_samples={len(weights)}"
+                )
+            rows = np.arange(len(weights))
+            train, held = train_test_split(rows, test_size=count, random_state=random, stratify=strata)
             _check_sum(weights[train], "the samples that are trained on")
             _check_sum(weights[held], "the samples that are held back")
             problem = self._problem(X[train], task.take(train), weights[train])
