@@ -19,7 +19,7 @@ from proxmo.files import written_whole
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"
 PACKAGES = {
     *("proxmo", "torch", "numba", "numpy", "proximal-gradient", "proxop", "jax", "jaxopt", "pyproximal", "copt"),
-    *("proxtorch", "torchao", "skglm"),
+    *("proxtorch", "torchao", "skglm", "scikit-learn", "lassonet"),
 }
 
 

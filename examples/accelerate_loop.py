@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import proxmo
+from proxmo.progress import Progress
 
 EPOCHS = 12
 
@@ -43,12 +44,16 @@ def train(folder: Path, until: int = EPOCHS, resume: bool = False) -> None:
 
     for epoch in range(strengths.last_step // len(loader), until):
         loader.set_epoch(epoch)
-        for images, labels in loader:
-            wrapped.zero_grad()
-            accelerator.backward(nn.functional.cross_entropy(model(images), labels))
-            wrapped.step()
-            rates.step()
-            strengths.step()  # with gradient accumulation, only `if accelerator.sync_gradients`
+        with Progress(len(loader), f"epoch {epoch + 1}", shown=accelerator.is_main_process) as progress:
+            progress.show(neurons=lambda: f"{1 - optimizer.sparsity()[0].groups:.0%}")
+            for images, labels in progress.over(loader):
+                wrapped.zero_grad()
+                loss = nn.functional.cross_entropy(model(images), labels)
+                accelerator.backward(loss)
+                wrapped.step()
+                rates.step()
+                strengths.step()  # with gradient accumulation, only `if accelerator.sync_gradients`
+                progress.show(loss=loss.item)
         accelerator.save_state(str(folder / "accelerate"))
         if epoch % 3 == 2:
             accelerator.print(f"epoch {epoch + 1}: {optimizer.sparsity()[0].groups:.0%} of the hidden neurons are zero")

@@ -13,8 +13,7 @@ import proxmo
 
 digits = load_digits(return_X_y=True)
 images, labels = torch.tensor(digits[0] / 16, dtype=torch.float32), torch.tensor(digits[1])
-order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-train, test = order[:1400], order[1400:]
+train, test = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).tensor_split([1400])
 
 
 def make_model() -> nn.Module:
@@ -42,11 +41,12 @@ print(groups := proxmo.unit_groups(model, images[:2], proxmo.GroupL2(0.003)))
 optimizer = proxmo.ProxSGD(groups, lr=1.0, momentum=0.9)
 scheduler = proxmo.RateScheduler(optimizer, proxmo.CosineRates(lr=1.0, momentum=0.9, horizon=60 * len(train.split(64))))
 with proxmo.progress.Progress(60, "train") as progress:  # a line on the terminal, nothing in a log
-    progress.show(zero=lambda: f"{optimizer.sparsity()[0].groups:.0%} of units", accuracy=lambda: accuracy(model))
+    progress.show(loss=lambda: loss.item(), zeros=lambda: f"{optimizer.sparsity()[0].zeros:.0%}")
+    progress.show(units=lambda: f"{1 - optimizer.sparsity()[0].groups:.0%}", accuracy=lambda: accuracy(model))
     for _ in progress.over(range(60)):
         for batch in train[torch.randperm(len(train))].split(64):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            (loss := nn.functional.cross_entropy(model(images[batch]), labels[batch])).backward()
             optimizer.step()
             scheduler.step()
 small, report = proxmo.compact(model, images[:2])

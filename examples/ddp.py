@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import proxmo
+from proxmo.progress import Progress
 
 EPOCHS = 40
 
@@ -30,11 +31,15 @@ optimizer = proxmo.ProxSGD(proxmo.param_groups(network, proxmo.GroupL2(0.02), ex
 scheduler = proxmo.RateScheduler(optimizer, proxmo.CosineRates(lr=1.0, momentum=0.9, horizon=EPOCHS * len(loader)))
 for epoch in range(EPOCHS):
     sampler.set_epoch(epoch)
-    for images, labels in loader:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images.to(device)), labels.to(device)).backward()
-        optimizer.step()
-        scheduler.step()
+    with Progress(len(loader), f"epoch {epoch + 1}", shown=rank == 0) as progress:  # on a terminal only
+        progress.show(neurons=lambda: f"{1 - optimizer.sparsity()[0].groups:.0%}")
+        for images, labels in progress.over(loader):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            progress.show(loss=loss.item)
     if rank == 0 and epoch % 10 == 9:
         print(f"epoch {epoch + 1}: {optimizer.sparsity()[0].groups:.0%} of the hidden neurons are zero", flush=True)
 if rank == 0:

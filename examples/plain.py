@@ -42,6 +42,8 @@ def train(folder: Path, until: int = EPOCHS, resume: bool = False) -> None:
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))  # the same after --resume
         batches = order.to(DEVICE).split(64)
         with Progress(len(batches), f"epoch {epoch + 1}") as progress:  # on a terminal only
+            progress.show(zeros=lambda: f"{optimizer.sparsity()[0].zeros:.0%}")
+            progress.show(neurons=lambda: f"{1 - optimizer.sparsity()[0].groups:.0%}")
             for batch in progress.over(batches):
                 optimizer.zero_grad()
                 with torch.autocast(DEVICE, dtype=torch.bfloat16):

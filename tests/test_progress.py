@@ -140,6 +140,13 @@ def test_draws_on_a_real_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(reader)
 
 
+def test_reach_sets_the_count_but_never_back(terminal: Terminal, clock: list[float]) -> None:
+    bar = Progress(10, "fit")
+    for count in (4, 2):
+        bar.reach(count)
+        assert "4/10" in bar.line()
+
+
 def test_negative_total_is_refused() -> None:
     with pytest.raises(ValueError, match="total must be an integer >= 0, got -1"):
         Progress(-1)

@@ -71,7 +71,11 @@ class Progress:
 
     def advance(self, steps: int = 1) -> None:
         """Count steps that are done."""
-        self._done += steps
+        self.reach(self._done + steps)
+
+    def reach(self, steps: int) -> None:
+        """Say how many steps are done in all; fewer than before change nothing."""
+        self._done = max(self._done, steps)
         if self._shown and time.monotonic() - self._last_drawn >= INTERVAL:
             self._draw()
 

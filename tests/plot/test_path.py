@@ -9,11 +9,19 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from sklearn.datasets import load_diabetes, load_iris
 
 from proxmo import plot
+from proxmo.sklearn import ProxClassifier, ProxRegressor, RegularizationPath
 
 STRENGTHS = np.array([1.0, 0.1, 0.01])
 COEFS = np.array([[0.0, 0.0, 0.0], [0.5, 0.0, 0.0], [0.9, 0.0, -2.0]])
+
+
+@pytest.fixture(scope="module")
+def lasso() -> RegularizationPath:
+    X, y = load_diabetes(return_X_y=True, as_frame=True)
+    return ProxRegressor().path(X, y, strengths=8, cv=3)
 
 
 def make(**changes: Any) -> SimpleNamespace:
@@ -25,6 +33,32 @@ def make(**changes: Any) -> SimpleNamespace:
 
 def drawn(ax: Any) -> dict[str, list[float]]:
     return {line.get_label(): line.get_ydata().tolist() for line in ax.lines if not line.get_label().startswith("_")}
+
+
+def test_path_of_an_estimator_is_drawn_with_its_names_counts_and_best_model(lasso: RegularizationPath) -> None:
+    ax = plot.path(lasso)
+    ax.figure.canvas.draw()
+    assert lasso.strengths is not None
+    assert lasso.feature_names is not None
+    assert lasso.best is not None
+    *lines, best = ax.lines
+    columns = {tuple(column) for column in lasso.coefs[::-1].T.tolist()}
+    assert {tuple(line.get_ydata().tolist()) for line in lines} == columns
+    assert all(line.get_xdata().tolist() == lasso.strengths[::-1].tolist() for line in lines)
+    assert best.get_xdata() == [lasso.strengths[lasso.best]] * 2
+    largest = np.argsort(-np.abs(lasso.coefs).max(0), kind="stable")[:6]
+    assert [line.get_label() for line in lines][:6] == lasso.feature_names[largest].tolist()
+    top = [int(label.get_text()) for label in ax.child_axes[0].get_xticklabels()]
+    assert (top[0], top[-1]) == (lasso.nonzeros[-1], 0)
+
+
+def test_path_over_keeps_of_several_classes_is_drawn_over_numbers_or_shares() -> None:
+    X, y = load_iris(return_X_y=True)
+    path = ProxClassifier().path(X, y, keeps=[3, 1])
+    ax = plot.path(path)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("number to keep", "norm of coefficients")
+    assert sum(any(line.get_ydata()) for line in ax.lines) == 3
+    assert plot.path(ProxClassifier().path(X, y, keeps=[0.75, 0.25])).get_xlabel() == "share to keep"
 
 
 def test_draws_coefficients_over_rising_strengths() -> None:

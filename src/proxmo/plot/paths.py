@@ -19,7 +19,7 @@ TICKS = 6
 
 
 def path(of: Any, *, ax: Any = None) -> Axes:
-    """Draw the coefficients of a regularization path over the strength, on a log axis, or over the share to keep.
+    """Draw the coefficients of a regularization path over the strength, on a log axis, or over what to keep.
 
     The numbers at the top say how many inputs the models use. The six inputs with the largest coefficients have a
     colour and a name, all others are grey. With several classes or targets, the norm of the coefficients of an input
@@ -55,7 +55,8 @@ def path(of: Any, *, ax: Any = None) -> Axes:
     best = getattr(of, "best", None)
     if best is not None:
         axes.axvline(values[best], color=GREY, linestyle="--", linewidth=1.5, label="best in cross-validation")
-    axes.set_xlabel("share to keep" if of.parameter == "keep" else of.parameter)
+    kept = "number to keep" if np.issubdtype(values.dtype, np.integer) else "share to keep"
+    axes.set_xlabel(kept if of.parameter == "keep" else of.parameter)
     axes.set_ylabel("norm of coefficients" if coefs.ndim == 3 else "coefficient")
     if len(values) and values.min() > 0 and (of.parameter == "strength" or values.max() > WIDE * values.min()):
         axes.set_xscale("log")

@@ -48,6 +48,7 @@ def layers(of: CompactionReport | ShrinkReport | nn.Module, *, ax: Any = None) -
     axes.set_ylim(max(len(after), 1) - 0.5, -0.5)  # the first layer on top
     axes.set_xlim(0, 1.35 * max([*before.values(), *after.values()], default=1) or 1)
     axes.set_xlabel("units")
+    axes.set_ylabel("layer")
     if not after:
         say_empty(axes, "no layers with units")
     if before:

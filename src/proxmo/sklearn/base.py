@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from typing_extensions import Self
 
 from proxmo import checks
 from proxmo.sklearn.goals import Goal
-from proxmo.sklearn.inputs import Array, Inputs
+from proxmo.sklearn.inputs import Array, Columns, Inputs
 from proxmo.sklearn.linear import LinearFit
 from proxmo.sklearn.path import RegularizationPath
 from proxmo.sklearn.problem import Layers, Outcome, Problem, Task
@@ -28,8 +30,21 @@ from proxmo.sklearn.walk import trace
 FULL_STEPS = 10_000  # steps of a linear model on all samples
 EPOCHS = 100  # of a network
 BATCHES = 32  # per epoch at least, as far as batches of 16 samples allow
-TINY = np.finfo(np.float64).tiny
 DTYPES = (np.float64, np.float32)
+
+
+def takes_streams(estimator: ProxEstimator) -> bool:
+    """Whether `partial_fit` makes sense, for ``available_if``; raise if it does not."""
+    if estimator.keep is not None:
+        raise AttributeError("partial_fit needs a strength: keep removes inputs over a number of steps that is known")
+    if estimator.early_stopping:
+        raise AttributeError("partial_fit needs early_stopping=False: when to stop a stream is up to the caller")
+    return True
+
+
+def _check_sum(weights: Array, samples: str) -> None:
+    if not weights.sum() > 0:
+        raise ValueError(f"the weights of {samples} must have a positive sum, got {weights.sum()}")
 
 
 class ProxEstimator(BaseEstimator):  # type: ignore[misc]
@@ -68,10 +83,12 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         found: tuple[Any, Any] = validate_data(self, X, y, accept_sparse="csr", dtype=DTYPES, **options)
         return found
 
-    def _weights(self, sample_weight: Any, X: Any) -> Array:
-        weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if not weights.sum() > 0:
-            raise ValueError("sample_weight must have a positive sum: some sample has to count")
+    def _weights(self, sample_weight: Any, X: Any, factors: Any = 1.0) -> Array:
+        """Return the weights of the samples, times factors that come from the weights of their classes."""
+        if np.min(factors) < 0:
+            raise ValueError(f"class_weight must not be negative, got {np.min(factors)}")
+        weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True) * factors
+        _check_sum(weights, "all samples")
         return weights
 
     def _goal(self) -> Goal:
@@ -86,12 +103,15 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
             if getattr(self, name) is not None:
                 checks.count(name, getattr(self, name), least=1)
         checks.count("n_iter_no_change", self.n_iter_no_change, least=1)
+        takes = "a share in (0, 1)"
+        if checks.share("validation_fraction", self.validation_fraction, takes=takes) == 1:
+            raise ValueError(f"validation_fraction must be {takes}, got {self.validation_fraction!r}")
         self._hidden()
 
     def _hidden(self) -> tuple[int, ...]:
-        sizes = (
-            self.hidden if isinstance(self.hidden, Sequence) and not isinstance(self.hidden, str) else (self.hidden,)
-        )
+        sizes = (self.hidden,) if isinstance(self.hidden, Integral) else self.hidden
+        if not isinstance(sizes, Sequence) or isinstance(sizes, str):
+            raise TypeError(f"hidden must be the size of a layer or a sequence of sizes, got {self.hidden!r}")
         return tuple(checks.count("hidden", size, least=1) for size in sizes)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -127,14 +147,20 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         random = check_random_state(self.random_state)
         held_back = None
         if self.early_stopping:
-            train, held = train_test_split(
-                np.arange(len(weights)),
-                test_size=self.validation_fraction,
-                random_state=random,
-                stratify=self._strata(y),
-            )
+            strata = self._strata(y)
+            least = 1 if strata is None else len(np.unique(strata))  # one sample of each class
+            count = max(least, math.ceil(self.validation_fraction * len(weights)))
+            if count >= len(weights):
+                raise ValueError(
+                    f"early_stopping holds back {count} of the samples and must leave others, got "
+                    f"n_samples={len(weights)}"
+                )
+            rows = np.arange(len(weights))
+            train, held = train_test_split(rows, test_size=count, random_state=random, stratify=strata)
+            _check_sum(weights[train], "the samples that are trained on")
+            _check_sum(weights[held], "the samples that are held back")
             problem = self._problem(X[train], task.take(train), weights[train])
-            inputs, shares = Inputs.of(X[held], problem.columns), weights[held] / max(weights[held].sum(), TINY)
+            inputs, shares = Inputs.of(X[held], problem.columns), weights[held] / weights[held].sum()
             held_back = Samples(inputs, task.take(held), torch.from_numpy(shares).to(problem.dtype))
         else:
             problem = self._problem(X, task, weights)
@@ -196,10 +222,6 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
     def _learn(self, X: Any, y: Array, weights: Array) -> None:
         """Go through a part of a stream once."""
         goal = self._goal()
-        if goal.keep is not None:
-            raise ValueError(
-                "partial_fit needs a strength: keep removes inputs step by step, until an end that is known"
-            )
         if not hasattr(self, "_stream"):
             problem, random = (
                 self._problem(X, self._task(y, weights, X.dtype), weights),
@@ -212,9 +234,10 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
                 self.loss_curve_, self.n_iter_ = [], 0
             self._stream = problem, Training(network, problem, goal, horizon=None), random
         problem, training, random = self._stream
-        task = self._task(y, weights, X.dtype)
-        shares = torch.from_numpy(weights / weights.sum()).to(problem.dtype)
-        samples = Samples(Inputs.of(X.astype(problem.numpy_dtype), problem.columns), task, shares)
+        task, shares = self._task(y, weights, X.dtype), weights / weights.sum()
+        training.extend(Columns.of(X, shares, center=problem.fit_intercept))
+        inputs = Inputs.of(X.astype(problem.numpy_dtype), problem.columns)
+        samples = Samples(inputs, task, torch.from_numpy(shares).to(problem.dtype))
         loss = training.epoch(samples, self._batch_size(len(weights)), random)
         self.loss_curve_ = [*self.loss_curve_, loss + training.penalty_value()]
         self.n_iter_ += 1

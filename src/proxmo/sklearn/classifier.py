@@ -13,7 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from typing_extensions import Self
 
-from proxmo.sklearn.base import ProxEstimator
+from proxmo.sklearn.base import ProxEstimator, takes_streams
 from proxmo.sklearn.inputs import Array
 from proxmo.sklearn.losses import CLASSIFICATION, find_loss
 from proxmo.sklearn.problem import Task
@@ -33,10 +33,10 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     .. math::
         \min_{w, b}\; \frac{1}{\sum_i s_i} \sum_i s_i\,\ell(y_i, f(x_i; w, b)) + ψ(w)
 
-    with weights s of the samples, in the units of the data: nothing is standardised, as in scikit-learn. Steps are
-    taken in units in which all columns are alike, so that badly scaled ones do no harm. A linear model is solved on all
-    samples, by accelerated proximal gradient steps, to the accuracy ``tol``. Networks, streams (``partial_fit``) and
-    early stopping use `AutoProxSGD` on mini-batches. Sparse matrices are never made dense.
+    where s are the sample weights. Nothing is standardised, as in scikit-learn; columns are scaled internally, so badly
+    scaled ones do no harm. A linear model is solved on all samples, by accelerated proximal gradient steps, to the
+    accuracy ``tol``. Networks, streams (``partial_fit``) and early stopping use `AutoProxSGD` on mini-batches. Sparse
+    matrices are never made dense.
 
     Fitted attributes: ``coef_`` and ``intercept_`` (linear models), ``coefs_`` and ``intercepts_`` (of each layer,
     weights of shape (outputs, inputs)), ``selected_`` (a mask of the inputs in use), ``sparsity_`` (the share of zero
@@ -44,29 +44,30 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     ``feature_names_in_`` and ``classes_``.
 
     Args:
-        penalty: what is to vanish. ``"inputs"``: strength·Σ_j ‖w_j‖₂, where w_j are the weights that read input j; with
-            one output that is the lasso. ``"l1"``: strength·Σ|w|. A `Penalty` of proxmo acts on every matrix of
-            weights, of shape (outputs, inputs); ``None`` is none. Intercepts and biases are never penalised.
-        strength: of the penalty: 1e-3 if it is given by name and this is ``None``; for a `Penalty` its own.
+        penalty: ``"inputs"``: strength·Σ_j ‖w_j‖₂, where w_j are the weights that read input j; with one output this is
+            the lasso. ``"l1"``: strength·Σ|w|. A `Penalty` of proxmo applies to every weight matrix, of shape
+            (outputs, inputs). ``None``: no penalty. Intercepts and biases are never penalised.
+        strength: the strength of the penalty; by default 1e-3 for a named penalty, and its own for a `Penalty`.
         keep: in place of ``strength``, the share (a float) or the number (an integer) of inputs to keep, or of weights
-            with ``penalty="l1"``. What is kept is not shrunk, and the units of the inputs do not matter.
-        hidden: sizes of hidden layers with ReLU; none for a linear model.
+            with ``penalty="l1"``, where each layer keeps the same share. What is kept is not shrunk, and the units of
+            the inputs do not matter. There is no ``partial_fit`` with ``keep``.
+        hidden: the size of a hidden layer with ReLU, or a sequence of sizes; ``()`` for a linear model.
         loss: ``"log_loss"``, ``"squared_hinge"``, or a function of outputs and targets that returns losses of samples.
             Two classes have one output, of shape (n, 1), and targets 0 and 1 of that shape; more have an output each
             and class indices.
         class_weight: ``"balanced"`` or a dictionary from classes to factors on the weights of samples.
         fit_intercept: whether the model has intercepts (biases).
-        max_iter: passes over the samples at most: 10,000 steps of a linear model on all samples by default, 100 epochs
-            of a network or with early stopping.
-        tol: the accuracy of a linear model: stops when the estimated gap to the optimum is ``tol`` times the objective.
-            With early stopping, by which share the loss on the samples held back must fall to count.
-        batch_size: samples per step of a network; a 32nd of all, between 16 and 256, by default.
-        early_stopping: train on mini-batches, and stop when the loss on samples held back has stopped falling.
-        validation_fraction: the share of samples to hold back.
-        n_iter_no_change: how many epochs to wait for a smaller loss.
-        random_state: seed of initial weights, batches and samples held back. A linear model without early stopping
-            has nothing random.
-        verbose: 1 shows progress on a terminal.
+        max_iter: the maximum number of passes over the samples; by default 10,000 for a linear model, and 100 epochs
+            for a network or with early stopping.
+        tol: a linear model stops when the estimated gap to the optimum is at most ``tol`` times the objective. With
+            early stopping, the relative decrease of the validation loss that counts as an improvement.
+        batch_size: samples per mini-batch; by default 1/32 of all samples, between 16 and 256.
+        early_stopping: train on mini-batches, and stop when the loss on held-back samples no longer falls.
+        validation_fraction: the share of samples to hold back, in (0, 1).
+        n_iter_no_change: the number of epochs without improvement after which to stop.
+        random_state: seed of the initial weights, the batches and the held-back samples. A linear model without early
+            stopping is deterministic.
+        verbose: 1 shows a progress line with loss, zeros and inputs in use; on a terminal only, quiet in logs.
 
     >>> from sklearn.datasets import load_breast_cancer
     >>> from sklearn.pipeline import make_pipeline
@@ -120,7 +121,7 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
             raise ValueError(f"y must have at least two classes, got one class: {self.classes_[0]!r}")
-        weights = self._weights(sample_weight, X) * compute_sample_weight(self.class_weight, y)
+        weights = self._weights(sample_weight, X, compute_sample_weight(self.class_weight, y))
         return X, np.searchsorted(self.classes_, y), weights
 
     def _task(self, y: Array, weights: Array, dtype: Any) -> Task:
@@ -136,6 +137,7 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     def _strata(self, y: Array) -> Array:
         return y
 
+    @available_if(takes_streams)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn from a part of a stream, in one pass over it.
 
@@ -159,7 +161,7 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
         if unknown := sorted(set(np.unique(y)) - set(given)):
             raise ValueError(f"y must hold classes among {given!r}, got {unknown!r}")
         self.classes_ = given
-        weights = self._weights(sample_weight, X) * compute_sample_weight(self.class_weight, y)
+        weights = self._weights(sample_weight, X, compute_sample_weight(self.class_weight, y))
         self._learn(X, np.searchsorted(self.classes_, y), weights)
         return self
 

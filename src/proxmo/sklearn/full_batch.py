@@ -64,6 +64,8 @@ class Solution:
     loss: float = math.inf
     value: float = math.inf
     converged: bool = False
+    progress: float = 0.0
+    """How far the run is, from 0 to 1: by the digits of the gap that it gained, or by its steps if that is more."""
     values: list[float] = field(default_factory=list)
 
 
@@ -98,8 +100,9 @@ def minimize(
     found, outputs = Solution(start), objective.outputs(start)
     ahead, outputs_ahead, weight = start, outputs, 1.0
     reach = float((start - null).norm())
-    least = FLOOR * abs(objective.slopes(objective.outputs(null))[0])
-    curvature, rejected, lowest, idle = 0.0, 0, math.inf, 0
+    null_loss, null_slopes = objective.slopes(objective.outputs(null))
+    least, steepest = FLOOR * abs(null_loss), float(null_slopes.abs().max())
+    curvature, rejected, lowest, idle, first_gap = 0.0, 0, math.inf, 0, 0.0
     while len(found.values) < max_iter and not found.converged:
         _, slopes = objective.slopes(outputs_ahead)
         gradient = objective.gradient(slopes)
@@ -115,7 +118,9 @@ def minimize(
             curvature = max(1.05 * curvature, bend / length if math.isfinite(bend) else 10 * curvature)
         value = new_loss + objective.penalty_value(new)
         found.values.append(min(value, found.value))
-        if not value <= found.value + 4 * eps * abs(found.value):  # rounding must not end what the gradient still sees
+        # Losses are rounded as the outputs are, however small they get; it must not end what the gradient still sees.
+        rounding = 4 * eps * (abs(value) + steepest * float(new_outputs.abs().sum()))
+        if not value <= found.value + rounding:
             rejected += 1
             if weight == 1.0:
                 curvature *= 2
@@ -130,11 +135,19 @@ def minimize(
         push = 0.0 if uphill else (weight - 1) / following
         ahead, outputs_ahead = new + push * (new - found.point), new_outputs + push * (new_outputs - outputs)
         found.point, found.loss, found.value, outputs, weight = new, new_loss, value, new_outputs, following
-        lowest, idle = (value, 0) if value < lowest - 4 * eps * abs(value) else (lowest, idle + 1)
-        found.converged = gap <= tol * max(abs(value), least) or idle == IDLE_STEPS
+        lowest, idle = (value, 0) if value < lowest - rounding else (lowest, idle + 1)
+        wanted = tol * max(abs(value), least)
+        found.converged = gap <= wanted or idle == IDLE_STEPS
+        first_gap = max(first_gap, gap)
+        found.progress = 1.0 if found.converged else max(len(found.values) / max_iter, _digits(first_gap, gap, wanted))
         curvature *= RELAX
         observe(found)
     return found
+
+
+def _digits(first: float, now: float, last: float) -> float:
+    """Return which share of the digits between the first and the last of falling numbers are gained."""
+    return math.log(first / now) / math.log(first / last) if first > now > last > 0 else 0.0
 
 
 def _curvature_downhill(objective: Objective, outputs: Tensor, slopes: Tensor, gradient: Tensor) -> float:

@@ -45,11 +45,14 @@ class Goal(NamedTuple):
             raise ValueError(f"strength needs a penalty with a field of that name, got penalty={penalty!r}")
         return cls(with_fields(penalty, strength=checks.nonnegative("strength", strength)), None, False)
 
-    def count_to_keep(self, blocks: int) -> int:
-        """Return how many of so many inputs or weights to keep."""
+    def count_to_keep(self, blocks: int, inputs: int) -> int:
+        """Return how many inputs or weights to keep, of ``blocks`` in a model with ``inputs`` inputs."""
         assert self.keep is not None
         if isinstance(self.keep, int) and self.keep > blocks:
-            raise ValueError(f"keep must be at most the number of inputs or weights, {blocks}, got {self.keep}")
+            counted = "inputs" if self.first_only else "weights"
+            raise ValueError(
+                f"keep must be at most the number of {counted}, {blocks} with n_features={inputs}, got {self.keep}"
+            )
         return Trimmed(L1(1.0), self.keep).count_to_keep(blocks)
 
     @property

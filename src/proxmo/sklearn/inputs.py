@@ -38,13 +38,21 @@ class Columns(NamedTuple):
             row_weights = np.repeat(weights, np.diff(X.indptr))
             count = X.shape[1]
             stored = np.bincount(X.indices, row_weights, minlength=count)
+            full = np.bincount(X.indices, minlength=count) == X.shape[0]
+            absent = np.where(full, 0.0, 1 - stored)  # rounding must not be multiplied by the square of a large mean
             squares = row_weights * np.square(X.data - mean[X.indices])
-            variance = np.bincount(X.indices, squares, minlength=count) + (1 - stored) * mean**2
+            variance = np.bincount(X.indices, squares, minlength=count) + absent * mean**2
         else:
             variance = weights @ np.square(X - mean)
         scale = np.sqrt(np.maximum(variance, 0.0))
         varies = scale > ROUNDING * np.abs(mean)
         return cls(mean, np.where(varies, scale, 1.0), varies)
+
+    def extended_by(self, part: Columns) -> Columns:
+        """Return the same, with scales for columns that were constant until this part of a stream."""
+        deviation = np.hypot(np.where(part.varies, part.scale, 0.0), part.mean - self.mean)
+        new = ~self.varies & (deviation > ROUNDING * np.abs(self.mean))
+        return self._replace(scale=np.where(new, deviation, self.scale), varies=self.varies | new)
 
     def with_one_scale(self) -> Columns:
         """Return the same with one scale for all columns, for penalties that need one step for all weights."""

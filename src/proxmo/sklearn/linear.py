@@ -18,6 +18,7 @@ from proxmo.sklearn.problem import Outcome, Problem
 from proxmo.sklearn.units import InUnits
 from proxmo.targets import HOLD
 
+PERCENT = 100  # what the progress bar counts: how many steps there will be is not known
 STAGES = 20  # from all blocks to those that are kept
 DENSE_STEPS = 100  # before the first blocks leave
 KEPT_STEPS = 500  # for the blocks that stay
@@ -39,12 +40,12 @@ class LinearFit:
 
     def fit(self, goal: Goal) -> Outcome:
         """Fit the model to a goal, from the solution of the last one."""
-        self._curve = []
-        with Progress(self._max_iter, "fit", shown=self._verbose) as progress:
+        self._curve, self._stage, self._stages = [], 0, 1
+        with Progress(PERCENT, "fit", shown=self._verbose) as progress:
 
             def observe(solution: Solution) -> None:
                 zero = solution.point[:, :-1] == 0
-                progress.advance()
+                progress.reach(int(PERCENT * (self._stage + solution.progress) / self._stages))
                 progress.show(
                     loss=solution.loss,
                     zeros=lambda: f"{float(zero.double().mean()):.0%}",
@@ -62,24 +63,26 @@ class LinearFit:
         # There is no strength, so blocks are compared by what they contribute: in units of their columns.
         trimmed = Trimmed(with_fields(goal.penalty, strength=HOLD), 1.0)  # type: ignore[arg-type]
         blocks = prod(trimmed.block_shape(self.null[:, :-1]))
-        kept = goal.count_to_keep(blocks)
+        kept = goal.count_to_keep(blocks, self._problem.width)
+        self._stages = STAGES + 1
         if torch.equal(self.point, self.null):
             self._minimize(None, DENSE_STEPS, observe)
-        for count in self._ramp(trimmed, kept):
-            trimmed.keep = count
+        for stage, count in self._ramp(trimmed, kept):
+            self._stage, trimmed.keep = stage, count
             self._minimize(trimmed, STAGE_STEPS, observe)
+        self._stage = STAGES
         trimmed.keep = kept
         solution = self._minimize(trimmed, min(self._max_iter, KEPT_STEPS), observe)
         # A choice of inputs has been made, which more digits do not improve; without a penalty there may be no minimum.
         return replace(solution, converged=True)
 
-    def _ramp(self, trimmed: Trimmed, kept: int) -> Iterator[int]:
-        """Yield falling counts, along a cubic as `KeepScheduler` does."""
+    def _ramp(self, trimmed: Trimmed, kept: int) -> Iterator[tuple[int, int]]:
+        """Yield stages and falling counts, along a cubic as `KeepScheduler` does."""
         present = trimmed.count_nonzero([self.point[:, :-1]])
         for stage in range(1, STAGES):
             count = kept + round((present - kept) * (1 - stage / STAGES) ** 3)
             if kept < count < present:
-                yield count
+                yield stage, count
 
     def in_units(self, penalty: Penalty | None) -> Penalty | None:
         """Return a penalty on weights in the units of the data as one on the weights here."""

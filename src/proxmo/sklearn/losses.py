@@ -45,7 +45,7 @@ def find_loss(loss: Any, named: dict[str, Loss]) -> Loss:
     """Return a loss by its name, or a function itself."""
     if callable(loss):
         return loss  # type: ignore[no-any-return]
-    if loss not in named:
+    if not isinstance(loss, str) or loss not in named:
         raise ValueError(f"loss must be one of {sorted(named)} or a function of outputs and targets, got {loss!r}")
     return named[loss]
 

@@ -18,7 +18,7 @@ from proxmo.optim import AutoProxSGD
 from proxmo.penalties import Penalty, Trimmed
 from proxmo.progress import Progress
 from proxmo.sklearn.goals import Goal
-from proxmo.sklearn.inputs import Inputs
+from proxmo.sklearn.inputs import Columns, Inputs
 from proxmo.sklearn.losses import losses_of_samples
 from proxmo.sklearn.problem import Layers, Outcome, Problem, Task
 from proxmo.sklearn.units import InUnits
@@ -49,6 +49,8 @@ class Network(nn.Module):
             start = random.uniform(-bound, bound, (gives, reads))
             self.weights.append(nn.Parameter(torch.from_numpy(start).to(problem.dtype)))
             self.biases.append(nn.Parameter(torch.zeros(gives, dtype=problem.dtype), problem.fit_intercept))
+        # Weights of constant inputs get no gradient: they would stay, and displace others that `keep` counts.
+        self.weights[0].data[:, ~torch.from_numpy(problem.columns.varies)] = 0.0
         self.center = problem.task.center * float(problem.fit_intercept)
         self.spread = problem.task.spread
 
@@ -91,8 +93,8 @@ class Training:
         self.network, self._problem = network, problem
         chosen = list(network.weights)[: 1 if goal.first_only else None]
         free = [p for p in network.parameters() if p.requires_grad and not any(p is w for w in chosen)]
-        self._penalised = chosen
-        self.penalty = self._penalty(goal, chosen)
+        self._penalised, self._one_scale = chosen, goal.needs_one_scale
+        self.penalty = self._penalty(goal)
         groups: list[dict[str, Any]] = [{"params": chosen, "penalty": self.penalty}, {"params": free}]
         self._optimizer = AutoProxSGD(groups)
         self._schedules: list[Any] = []
@@ -100,17 +102,26 @@ class Training:
             self._schedules.append(CosineAnnealingLR(self._optimizer, horizon))
         if goal.keep is not None:
             blocks = [math.prod(self.penalty.block_shape(p)) for p in chosen]  # type: ignore[union-attr]
-            share = goal.count_to_keep(sum(blocks)) / sum(blocks)
+            share = goal.count_to_keep(sum(blocks), problem.width) / sum(blocks)
             assert horizon is not None
             self._schedules.append(KeepScheduler(self._optimizer, share, horizon))
 
-    def _penalty(self, goal: Goal, weights: Sequence[Tensor]) -> Penalty | None:
+    def _penalty(self, goal: Goal) -> Penalty | None:
         if goal.keep is not None:
             # Blocks are compared by what they contribute, not in the units of the data.
             return Trimmed(goal.penalty, 1.0, scope="each")  # type: ignore[arg-type]
-        layers = len(self.network.weights)
-        units = self._problem.units(layers, self.network.spread)[: len(weights)]
-        return goal.penalty and InUnits(goal.penalty, units)
+        return goal.penalty and InUnits(goal.penalty, self._units())
+
+    def extend(self, columns: Columns) -> None:
+        """Measure inputs of a stream that vary for the first time; until now their weights are zero in all units."""
+        known = self._problem.columns
+        extended = known.extended_by(columns)
+        self._problem.columns = extended._replace(scale=known.scale) if self._one_scale else extended
+        if isinstance(self.penalty, InUnits):
+            self.penalty.units = self._units()
+
+    def _units(self) -> list[Tensor]:
+        return self._problem.units(len(self.network.weights), self.network.spread)[: len(self._penalised)]
 
     def epoch(self, samples: Samples, batch_size: int, random: Random, progress: Progress | None = None) -> float:
         """Go through the samples once in random order and return the mean loss on the way."""

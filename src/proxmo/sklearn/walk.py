@@ -17,6 +17,7 @@ from torch import Tensor
 
 from proxmo import checks
 from proxmo.penalties import Penalty
+from proxmo.penalties.trimmed import check_keep
 from proxmo.sklearn.goals import Goal
 from proxmo.sklearn.inputs import Array
 from proxmo.sklearn.linear import LinearFit
@@ -70,11 +71,14 @@ class Walk:
     def grid(self, strengths: Any, keeps: Any) -> tuple[str, Array]:
         """Return what changes along the path, and its values in falling order."""
         if keeps is not None:
-            for keep in (checked := np.ravel(keeps).tolist()):
-                Goal.of(self._estimator.penalty, None, keep)
-            return "keep", np.sort(checked)[::-1]
+            shares = [check_keep("keeps", keep) for keep in _listed("keeps", keeps)]
+            if len(set(map(type, shares))) > 1:
+                raise ValueError(f"keeps must be all shares (floats) or all counts (integers), got {keeps!r}")
+            Goal.of(self._estimator.penalty, None, shares[0])
+            return "keep", np.sort(shares)[::-1]
         if not isinstance(strengths, Integral):
-            return "strength", np.array(sorted(checks.nonnegative("strengths", s) for s in np.ravel(strengths))[::-1])
+            checked = [checks.nonnegative("strengths", strength) for strength in _listed("strengths", strengths)]
+            return "strength", np.sort(checked)[::-1]
         count = checks.count("strengths", strengths, least=1)
         largest = self._largest_strength()
         return "strength", largest * np.geomspace(1, RANGE, count) if count > 1 else np.array([largest])
@@ -117,6 +121,14 @@ class Walk:
             middle = float(np.sqrt(low * high))
             low, high = (low, middle) if leaves_nothing(middle) else (middle, high)
         return high
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    """Return a number, or the numbers of a sequence, as a list; an integer stays one."""
+    found = [values] if isinstance(values, (Number, str)) else list(values)
+    if not found:
+        raise ValueError(f"{name} must have at least one value, got {values!r}")
+    return found
 
 
 @torch.no_grad()
