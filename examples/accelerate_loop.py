@@ -45,7 +45,7 @@ def train(folder: Path, until: int = EPOCHS, resume: bool = False) -> None:
     for epoch in range(strengths.last_step // len(loader), until):
         loader.set_epoch(epoch)
         with Progress(len(loader), f"epoch {epoch + 1}", shown=accelerator.is_main_process) as progress:
-            progress.show(neurons=lambda: f"{1 - optimizer.sparsity()[0].groups:.0%}")
+            progress.show(neurons=lambda: f"{1 - optimizer.sparsity()[0].groups:.0%}")  # if sharded: on all ranks
             for images, labels in progress.over(loader):
                 wrapped.zero_grad()
                 loss = nn.functional.cross_entropy(model(images), labels)

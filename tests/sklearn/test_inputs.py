@@ -49,6 +49,14 @@ def test_repeated_entries_of_sparse_matrices_are_added() -> None:
     np.testing.assert_allclose(models[0].coef_, models[1].coef_, atol=1e-6)
 
 
+def test_column_of_entries_in_two_parts_is_used() -> None:
+    rows = np.repeat(np.arange(0, 100, 2), 2)
+    X = sp.csr_matrix((np.ones(100), np.zeros(100, dtype=int), np.searchsorted(rows, np.arange(101))), shape=(100, 1))
+    y = np.where(np.arange(100) % 2, 0.0, 2.0)
+    assert ProxRegressor(strength=1e-6).fit(X, y).score(X, y) > 0.999
+    assert X.nnz == 100  # the caller's matrix is left alone
+
+
 def test_sparse_columns_with_a_large_mean_are_used() -> None:
     X, y = make_regression(200, 10, n_informative=4, noise=1.0, random_state=0)
     model = ProxRegressor(keep=4).fit(sp.csr_matrix(X + 1e8), y)
@@ -189,6 +197,29 @@ def test_stream_of_constant_parts_is_learned() -> None:
         for k in range(0, 600, 100):
             model.partial_fit(X[k : k + 100], y[k : k + 100], classes=[0, 1])
     assert model.score(X, y) == 1
+
+
+def test_late_column_of_a_stream_leaves_the_model_as_it_is() -> None:
+    """A column that is constant in a part after `fit` and then varies again keeps its coefficient."""
+    random = np.random.RandomState(0)
+    X = random.randn(600, 2) * [1.0, 100.0]
+    y = (X[:, 0] + X[:, 1] / 100 > 0).astype(int)
+    model = ProxClassifier(strength=1e-3).fit(X, y)
+    constant = np.column_stack([X[:64, 0], np.zeros(64)])
+    model.partial_fit(constant, y[:64])
+    before = model.coef_[0, 1]
+    model.partial_fit(X[:16], y[:16])
+    assert model.coef_[0, 1] == pytest.approx(before, rel=0.5)
+    assert model.score(X, y) > 0.9
+
+
+def test_column_of_a_stream_that_hardly_varies_is_left_out() -> None:
+    random = np.random.RandomState(0)
+    model, w = ProxRegressor(strength=0.0), np.array([1.0, 1.0])
+    for deviation in (0.0, 1e-6, *[1.0] * 20):
+        X = random.randn(100, 2) * [1.0, deviation]
+        model.partial_fit(X, X @ w)
+    assert model.score(X, X @ w) > 0.9
 
 
 @pytest.mark.parametrize(

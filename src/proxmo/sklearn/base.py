@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
@@ -80,8 +81,11 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         """Return inputs, targets and weights of samples, checked."""
 
     def _validate_inputs(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
-        found: tuple[Any, Any] = validate_data(self, X, y, accept_sparse="csr", dtype=DTYPES, **options)
-        return found
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=DTYPES, **options)
+        if sparse.issparse(X) and not X.has_canonical_format:
+            X = X.copy()
+            X.sum_duplicates()  # parts of one entry are not entries of their own when columns are measured
+        return X, y
 
     def _weights(self, sample_weight: Any, X: Any, factors: Any = 1.0) -> Array:
         """Return the weights of the samples, times factors that come from the weights of their classes."""
@@ -109,7 +113,8 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         self._hidden()
 
     def _hidden(self) -> tuple[int, ...]:
-        sizes = (self.hidden,) if isinstance(self.hidden, Integral) else self.hidden
+        sizes = self.hidden.tolist() if isinstance(self.hidden, np.ndarray) else self.hidden
+        sizes = (sizes,) if isinstance(sizes, Integral) else sizes
         if not isinstance(sizes, Sequence) or isinstance(sizes, str):
             raise TypeError(f"hidden must be the size of a layer or a sequence of sizes, got {self.hidden!r}")
         return tuple(checks.count("hidden", size, least=1) for size in sizes)
@@ -150,9 +155,9 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
             strata = self._strata(y)
             least = 1 if strata is None else len(np.unique(strata))  # one sample of each class
             count = max(least, math.ceil(self.validation_fraction * len(weights)))
-            if count >= len(weights):
+            if len(weights) - count < least:
                 raise ValueError(
-                    f"early_stopping holds back {count} of the samples and must leave others, got "
+                    f"early_stopping holds back {count} of the samples and must leave {least} or more, got "
                     f"n_samples={len(weights)}"
                 )
             rows = np.arange(len(weights))

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 Array = NDArray[Any]
 ROUNDING = 1e-13  # a column that varies by less than this share of its mean is constant
+SMALLEST = 1e-3  # of the smallest scale: columns of a stream that vary by less are left out so far
 
 
 class Columns(NamedTuple):
@@ -51,7 +52,9 @@ class Columns(NamedTuple):
     def extended_by(self, part: Columns) -> Columns:
         """Return the same, with scales for columns that were constant until this part of a stream."""
         deviation = np.hypot(np.where(part.varies, part.scale, 0.0), part.mean - self.mean)
-        new = ~self.varies & (deviation > ROUNDING * np.abs(self.mean))
+        # A column that hardly moves yet may move more later, and its weight would be huge by then.
+        least = SMALLEST * self.scale[self.varies].min(initial=np.inf) if self.varies.any() else 0.0
+        new = ~self.varies & (deviation > np.maximum(ROUNDING * np.abs(self.mean), least))
         return self._replace(scale=np.where(new, deviation, self.scale), varies=self.varies | new)
 
     def with_one_scale(self) -> Columns:

@@ -113,10 +113,13 @@ class Training:
         return goal.penalty and InUnits(goal.penalty, self._units())
 
     def extend(self, columns: Columns) -> None:
-        """Measure inputs of a stream that vary for the first time; until now their weights are zero in all units."""
+        """Measure inputs of a stream that vary for the first time; the function that the network is stays the same."""
         known = self._problem.columns
         extended = known.extended_by(columns)
-        self._problem.columns = extended._replace(scale=known.scale) if self._one_scale else extended
+        if self._one_scale:
+            extended = extended._replace(scale=known.scale)
+        self.network.weights[0].data *= torch.from_numpy(extended.scale / known.scale).to(self._problem.dtype)
+        self._problem.columns = extended
         if isinstance(self.penalty, InUnits):
             self.penalty.units = self._units()
 

@@ -125,6 +125,7 @@ class Walk:
 
 def _listed(name: str, values: Any) -> list[Any]:
     """Return a number, or the numbers of a sequence, as a list; an integer stays one."""
+    values = values.tolist() if isinstance(values, np.ndarray) else values
     found = [values] if isinstance(values, (Number, str)) else list(values)
     if not found:
         raise ValueError(f"{name} must have at least one value, got {values!r}")
