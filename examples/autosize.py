@@ -41,13 +41,11 @@ print(groups := proxmo.unit_groups(model, images[:2], proxmo.GroupL2(0.003)))
 optimizer = proxmo.ProxSGD(groups, lr=1.0, momentum=0.9)
 scheduler = proxmo.RateScheduler(optimizer, proxmo.CosineRates(lr=1.0, momentum=0.9, horizon=60 * len(train.split(64))))
 with proxmo.progress.Progress(60, "train") as progress:  # a line on the terminal, nothing in a log
-    progress.show(zeros=lambda: f"{optimizer.sparsity()[0].zeros:.0%}")
     progress.show(units=lambda: f"{1 - optimizer.sparsity()[0].groups:.0%}", accuracy=lambda: accuracy(model))
     for _ in progress.over(range(60)):
         for batch in train[torch.randperm(len(train))].split(64):
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
-            loss.backward()
+            (loss := nn.functional.cross_entropy(model(images[batch]), labels[batch])).backward()
             optimizer.step()
             scheduler.step()
         progress.show(loss=loss.item)
