@@ -107,6 +107,8 @@ def test_table_explains_the_objective_and_the_batch_sizes() -> None:
     )  # a variant, not the paper's method
     rows = comparison_report.section(found, "digits", {}).tables[0].rows
     assert [row[4] for row in rows if row[0] == "momentum 0.9, annealed"] == ["0.100"]
+    drawn = {line.get_label(): line for line in comparison_report.draw(found).axes[0].lines}
+    assert drawn["momentum 0.9, annealed, lr 0.1"].get_ydata()[-1] == pytest.approx(0.1)
 
 
 def test_roughness_ignores_the_rate_of_improvement() -> None:
@@ -140,7 +142,7 @@ def test_diverged_runs_rank_last_and_are_labelled() -> None:
         Proxy(), [*whole.records, replace(broken, setting=replace(whole.tuned(256, vanilla=True), seed=2))]
     )
     labels = [line.get_label() for line in comparison_report.draw(partly).axes[0].lines]
-    assert labels == ["momentum, lr 0.1, momentum 0.9", "vanilla, lr 0.3 (2 of 3 seeds)"]
+    assert labels == ["momentum 0.9, lr 0.1", "vanilla, lr 0.3 (2 of 3 seeds)"]
 
 
 def test_claims_of_the_quadratic(results: synthetic.Results) -> None:
@@ -180,6 +182,18 @@ def test_figures_have_the_panels_and_lines_of_their_data(results: synthetic.Resu
     ]  # fmt: skip
     assert list(panels[0].lines[0].get_ydata()) == pytest.approx([1.8, 1.2, 0.6])
     assert len(comparison_report.draw(comparison(Proxy())).axes) == 2
+
+
+def test_figure_of_batch_sizes_shows_each_method_tuned_at_each_size() -> None:
+    loss = comparison_report.draw_batches(comparison()).axes[0]
+    drawn = {bars.get_label(): bars[0] for bars in loss.containers}
+    assert list(drawn["momentum"].get_xdata()) == list(drawn["vanilla"].get_xdata()) == [256, 128]
+    assert list(drawn["momentum"].get_ydata()) == pytest.approx([0.6, 0.4])  # two seeds, then lr 0.01
+    assert list(drawn["vanilla"].get_ydata()) == pytest.approx([0.6, 0.8])
+    assert [tick.get_text() for tick in loss.get_xticklabels()] == ["256", "128"]
+    one_size = Comparison(Regularized(), comparison().matching(batch=256))
+    assert len(comparison_report.section(one_size, "digits", {}).figures) == 1
+    assert len(comparison_report.section(comparison(), "digits", {}).figures) == 2
 
 
 def test_svg_uses_the_text_colour_of_the_page_and_unique_ids(results: synthetic.Results) -> None:
@@ -240,7 +254,7 @@ def test_page_is_readable_in_a_browser(page: Path, browser: Any, width: int, sch
     view.goto(page.as_uri())
     assert problems == []
     figures = view.query_selector_all("figure svg")
-    assert len(figures) == 5
+    assert len(figures) == 7
     for figure in figures:
         assert figure.bounding_box()["height"] > 150
         # Never scaled down, so that its text stays legible: on a phone the figure scrolls.

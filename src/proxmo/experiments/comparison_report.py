@@ -24,16 +24,26 @@ def section(comparison: Comparison, data: str, settings: dict[str, str]) -> Sect
     """Return the section of a training experiment."""
     experiment = comparison.experiment
     setting = comparison.records[0].setting
-    picture = Picture(
-        to_svg(draw(comparison), experiment.name),
-        "Mean and standard deviation over seeds at batch size "
-        f"{comparison.batches[0]}. Each method is tuned by training loss over the settings in the table below.",
-    )
+    pictures = [
+        Picture(
+            to_svg(draw(comparison), experiment.name),
+            f"Mean and standard deviation over seeds at batch size {comparison.batches[0]}. Each method is tuned by "
+            "training loss over the settings in the table below.",
+        )
+    ]
+    if len(comparison.batches) > 1:
+        pictures.append(
+            Picture(
+                to_svg(draw_batches(comparison), f"{experiment.name}-batches"),
+                "After the last epoch, by batch size: mean and standard deviation over seeds. Each method is "
+                "tuned at each size.",
+            )
+        )
     return Section(
         experiment.name,
         experiment.title,
         f"ResNet-18 of base width {setting.width} on {data}, {setting.epochs} epochs. {experiment.text}",
-        [picture],
+        pictures,
         claims(comparison),
         [_table(comparison)],
         settings,
@@ -129,31 +139,68 @@ def _costs_less(comparison: Comparison, batch: int) -> Claim:
 @in_ink
 def draw(comparison: Comparison) -> Figure:
     """Draw each measure by epoch for both methods, tuned: the mean over seeds and the standard deviation."""
-    batch = comparison.batches[0]
-    settings = {
-        "momentum": comparison.tuned(batch, vanilla=False),
-        "vanilla": comparison.tuned(batch, vanilla=True),
-    }
+    figure, every = _panels(comparison)
+    annealed = [run.setting for run in comparison.matching(annealed=True, seed=comparison.first_seed)]
+    for axes, measure in every:
+        for method, setting in _tuned(comparison, comparison.batches[0]).items():
+            _draw_runs(axes, comparison, setting, measure, METHOD_COLOURS[method])
+        for setting in annealed:
+            _draw_runs(axes, comparison, setting, measure, METHOD_COLOURS["annealed"])
+        axes.set(xlabel="epoch")
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        _scale(axes, measure)
+    return with_legend(figure, every[0][0])
+
+
+@in_ink
+def draw_batches(comparison: Comparison) -> Figure:
+    """Draw each measure after the last epoch by batch size for both methods, tuned at each size."""
+    figure, every = _panels(comparison)
+    for axes, measure in every:
+        for method in ("momentum", "vanilla"):
+            ends = {
+                batch: found
+                for batch in comparison.batches
+                if (found := comparison.summary(_tuned(comparison, batch)[method], measure.field)) is not None
+            }
+            middle = [found.mean for found in ends.values()]
+            spread = [found.deviation or 0.0 for found in ends.values()]
+            axes.errorbar(list(ends), middle, spread, color=METHOD_COLOURS[method], label=method, marker="o", capsize=4)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(comparison.batches, [str(batch) for batch in comparison.batches])
+        axes.set(xlabel="batch size")
+        _scale(axes, measure)
+    return with_legend(figure, every[0][0])
+
+
+def _panels(comparison: Comparison) -> tuple[Figure, list[tuple[Axes, Measure]]]:
+    """Return a figure with a panel for each measure that has one."""
     measures = [measure for measure in comparison.experiment.measures if measure.panel]
     figure, every = panels(len(measures), share_y=False)
     for axes, measure in zip(every, measures, strict=True):
-        for method, setting in settings.items():
-            _draw_runs(axes, comparison, setting, measure, method)
-        axes.set(title=measure.panel, xlabel="epoch")
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        if measure.from_zero:
-            top = max(0.05, axes.get_ylim()[1])
-            axes.set_ylim(-0.03 * top, top)
-        if measure.log:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))  # the axis spans few decades
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set(title=measure.panel)
         axes.grid(alpha=0.3)
-    return with_legend(figure, every[0])
+    return figure, list(zip(every, measures, strict=True))
 
 
-def _draw_runs(axes: Axes, comparison: Comparison, setting: Setting, measure: Measure, method: str) -> None:
+def _tuned(comparison: Comparison, batch: int) -> dict[str, Setting]:
+    """Return the best setting of each method at a batch size."""
+    return {"momentum": comparison.tuned(batch, vanilla=False), "vanilla": comparison.tuned(batch, vanilla=True)}
+
+
+def _scale(axes: Axes, measure: Measure) -> None:
+    """Scale the vertical axis for what has been drawn."""
+    if measure.from_zero:
+        top = max(0.05, axes.get_ylim()[1])
+        axes.set_ylim(-0.03 * top, top)
+    if measure.log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))  # the axis spans few decades
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _draw_runs(axes: Axes, comparison: Comparison, setting: Setting, measure: Measure, colour: str) -> None:
     every = comparison.seeds(setting)
     runs = [run for run in every if not run.diverged]
     if not runs:
@@ -161,10 +208,15 @@ def _draw_runs(axes: Axes, comparison: Comparison, setting: Setting, measure: Me
     values = np.array([[getattr(epoch, measure.field) for epoch in run.epochs] for run in runs])
     middle, spread = values.mean(0), values.std(0, ddof=1) if len(runs) > 1 else np.zeros(values.shape[1])
     epochs = np.arange(1, values.shape[1] + 1)
-    label = f"{method}, lr {setting.lr:g}" + (f", momentum {setting.momentum:g}" if setting.momentum else "")
+    label = f"{_method(setting)}, lr {setting.lr:g}"
     label += f" ({len(runs)} of {len(every)} seeds)" if len(runs) < len(every) else ""
-    axes.plot(epochs, middle, color=METHOD_COLOURS[method], linewidth=1.8, label=label)
-    axes.fill_between(epochs, middle - spread, middle + spread, color=METHOD_COLOURS[method], alpha=FAINT, linewidth=0)
+    axes.plot(epochs, middle, color=colour, linewidth=1.8, label=label)
+    axes.fill_between(epochs, middle - spread, middle + spread, color=colour, alpha=FAINT, linewidth=0)
+
+
+def _method(setting: Setting) -> str:
+    """Return the name of the method of a run."""
+    return (f"momentum {setting.momentum:g}" if setting.momentum else "vanilla") + ", annealed" * setting.annealed
 
 
 def _table(comparison: Comparison) -> NumberTable:
@@ -215,7 +267,7 @@ def _row(comparison: Comparison, setting: Setting) -> list[str]:
         return "diverged" if found is None else found.text(measure.form)
 
     return [
-        (f"momentum {setting.momentum:g}" if setting.momentum else "vanilla") + ", annealed" * setting.annealed,
+        _method(setting),
         str(setting.batch),
         f"{setting.lr:g}",
         str(len(comparison.seeds(setting))),

@@ -9,9 +9,11 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from proxmo.plot.style import BLUE, GREEN, ORANGE, SKY, YELLOW
+from proxmo.plot.style import BLUE, GREEN, ORANGE, PINK, SKY, YELLOW
 
-METHOD_COLOURS = {"momentum": ORANGE, "vanilla": BLUE, "plan": SKY, "decreasing": YELLOW, "auto": GREEN}
+METHOD_COLOURS = {
+    "momentum": ORANGE, "vanilla": BLUE, "annealed": PINK, "plan": SKY, "decreasing": YELLOW, "auto": GREEN
+}  # fmt: skip
 INK = "#010203"  # placeholder for the text colour of the page; `to_svg` replaces it
 FAINT = 0.2
 in_ink = mpl.rc_context(
