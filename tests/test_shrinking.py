@@ -113,7 +113,13 @@ def batches_once() -> Iterator[Any]:
         ({"optimizer": 0.1}, TypeError, "optimizer must be a function from parameter groups .*, got float"),
         ({"optimizer": lambda groups: None}, TypeError, "such as partial.*, got one that makes NoneType"),
         ({"epochs": 0}, ValueError, "epochs must be an integer >= 1, got 0"),
-        ({"loader": []}, ValueError, "loader must have at least one batch, got none"),
+        ({"loss": "mse"}, TypeError, r"loss must be a function of outputs and targets, such as .*, got 'mse'"),
+        ({"loss": nn.MSELoss}, TypeError, "loss must be a function of outputs and targets, .* got <class"),
+        ({"loss": nn.MSELoss(reduction="none")}, TypeError, r"loss must return a tensor with one .*shape \(16, 1\)"),
+        ({"loss": lambda outputs, targets: 1.0}, TypeError, "loss must return a tensor with one .*, got float"),
+        ({"evaluate": 0.5}, TypeError, "evaluate must be a function from a model to a number, got 0.5"),
+        ({"loader": nn.MSELoss()}, TypeError, r"loader must give pairs \(inputs, targets\), .*, got MSELoss"),
+        ({"loader": []}, ValueError, "loader must have at least one batch, got an empty one"),
         ({"loader": [torch.zeros(2)]}, TypeError, r"loader must give pairs \(inputs, targets\), got Tensor"),
         ({"loader": batches_once()}, TypeError, "loader must be iterable more than once"),
         ({"model": nn.Linear(6, 1)}, ValueError, "model must have units that can be removed, got none\nnot penalised"),
@@ -123,3 +129,18 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Except
     given = {"model": network(), "loss": nn.functional.mse_loss, "loader": regression(), **arguments}
     with pytest.raises(error, match=message):
         proxmo.shrink(**given)
+
+
+def test_evaluate_is_called_before_training() -> None:
+    def evaluate(model: nn.Module) -> None:
+        assert not model.training
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise AssertionError("trained before evaluate was tried")
+
+    with pytest.raises(TypeError, match="evaluate must return a number, got None"):
+        proxmo.shrink(network(), loss, regression(), evaluate=evaluate)
+    _, report = proxmo.shrink(
+        network(), nn.functional.mse_loss, regression(), epochs=1, evaluate=lambda m: torch.ones(1)
+    )
+    assert report.score == (1.0, 1.0)

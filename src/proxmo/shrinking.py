@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,7 +108,8 @@ def shrink(
             is measured, so it is met as well as the machine allows.
         optimizer: a function from parameter groups to an optimizer whose ``step`` needs no closure. For transformers,
             use ``functools.partial(proxmo.ProxAdamW, lr=1e-3)`` with your AdamW lr.
-        evaluate: a function from a model to a number to report, such as its accuracy; called in evaluation mode.
+        evaluate: a function from a model to a number to report, such as its accuracy; called in evaluation mode, before
+            training and on the result.
         progress: show a progress line with the loss, the zeros and the units left; on terminals only, not in logs.
 
     Returns:
@@ -125,6 +127,7 @@ def shrink(
     """
     budget = _Budget.of(keep, parameters, latency)
     epochs = checks.count("epochs", epochs, least=1)
+    _check_functions(loss, evaluate)
     inputs, horizon = _first_inputs(loader), epochs * _length(loader)
     if horizon < 2:
         raise ValueError(f"loader and epochs must make at least 2 steps, got {horizon}")
@@ -134,6 +137,7 @@ def shrink(
     if len(groups) == 0 or groups[0]["penalty"] is None:
         raise ValueError("\n".join(["model must have units that can be removed, got none", *groups.notes]))
     training = _made_by(optimizer, groups)
+    before = None if evaluate is None else _score(evaluate, copy.deepcopy(model).eval())
     share = budget.share_of_units(trained, groups, inputs)
     rates, target = CosineAnnealingLR(training, horizon), KeepScheduler(training, share, horizon)
     with Progress(horizon, "shrink", shown=progress) as bar:
@@ -151,9 +155,25 @@ def shrink(
         compaction,
         (_file_size(dense), _file_size(small)),
         _latencies([dense, small], inputs),
-        None if evaluate is None else (evaluate(dense), evaluate(small)),
+        None if evaluate is None or before is None else (before, _score(evaluate, small)),
         target.history,
     )
+
+
+def _check_functions(loss: Any, evaluate: Any) -> None:
+    if isinstance(loss, type) or not callable(loss):  # called, a class of losses would make an object
+        raise TypeError(f"loss must be a function of outputs and targets, such as nn.MSELoss(), got {loss!r}")
+    if evaluate is not None and not callable(evaluate):
+        raise TypeError(f"evaluate must be a function from a model to a number, got {evaluate!r}")
+
+
+def _score(evaluate: Callable[[nn.Module], float], model: nn.Module) -> float:
+    found: Any = evaluate(model)
+    if isinstance(found, Tensor) and found.numel() == 1:
+        found = found.item()
+    if not isinstance(found, Real):
+        raise TypeError(f"evaluate must return a number, got {found!r}")
+    return float(found)
 
 
 def _made_by(make: Callable[[ParamGroups], ProxOptimizer], groups: ParamGroups) -> ProxOptimizer:
@@ -171,6 +191,9 @@ def _backward(model: nn.Module, optimizer: ProxOptimizer, loss: Callable[[Any, A
     inputs, targets = pytree.tree_map(partial(_to_device, device=next(model.parameters()).device), tuple(batch))
     optimizer.zero_grad()
     value = loss(ModelInputs.from_example(inputs).call(model), targets)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"loss must return a tensor with one element, such as a mean over samples, got {got}")
     value.backward()  # type: ignore[no-untyped-call]
     if not math.isfinite(found := value.item()):
         raise FloatingPointError(f"the loss has become {found}; a smaller lr may help")
@@ -182,13 +205,19 @@ def _to_device(x: Any, device: torch.device) -> Any:
 
 
 def _first_inputs(loader: Iterable[tuple[Any, Any]]) -> Any:
-    if iter(loader) is loader:
+    try:
+        is_iterator = iter(loader) is loader
+    except TypeError:
+        raise TypeError(
+            f"loader must give pairs (inputs, targets), such as a DataLoader or a list, got {type(loader).__name__}"
+        ) from None
+    if is_iterator:
         raise TypeError("loader must be iterable more than once, such as a DataLoader or a list, got an iterator")
     for batch in loader:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise TypeError(f"loader must give pairs (inputs, targets), got {type(batch).__name__}")
         return batch[0]
-    raise ValueError("loader must have at least one batch, got none")
+    raise ValueError("loader must have at least one batch, got an empty one")
 
 
 def _length(loader: Iterable[Any]) -> int:
@@ -264,7 +293,9 @@ class _Budget(NamedTuple):
             trial = _without_smallest_units(model, groups, middle, inputs)
             low, high = (middle, high) if self.measure(model, trial, inputs) <= self.share else (low, middle)
         if low == 0:
-            raise ValueError(f"no share of units leaves {self.share} of the model: what has no units is too large")
+            raise ValueError(
+                f"no share of units meets the budget of {self.share}: layers without removable units alone exceed it"
+            )
         return low
 
 

@@ -241,6 +241,13 @@ def test_unknown_keyword_is_refused() -> None:
         proxmo.ProxSTORM([point()], fused=True)  # type: ignore[call-arg]
 
 
+def test_models_and_groups_without_parameters_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"params must be .*, got a Linear: pass model.parameters\(\) or proxmo.param_"):
+        proxmo.ProxSGD(nn.Linear(2, 1))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a parameter group must have the key 'params', got 'param', 'lr'"):
+        proxmo.ProxSGD([{"param": [point()], "lr": 0.1}])
+
+
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
 def test_many_small_tensors_are_taken_together(lr: float | Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a step of a network with many small layers would be mostly calls."""

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
@@ -65,6 +65,11 @@ class ProxOptimizer(Optimizer):
     def __init__(self, params: ParamsT, defaults: Group, **options: Unpack[Options]) -> None:
         if unknown := options.keys() - Options.__annotations__.keys():
             raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {sorted(unknown)[0]!r}")
+        if isinstance(params, nn.Module):
+            raise TypeError(
+                f"params must be parameters or parameter groups, got a {type(params).__name__}: pass "
+                "model.parameters() or proxmo.param_groups(model, penalty)"
+            )
         shared = {"units": None, "maximize": False, "foreach": None, "nonfinite": "propagate"}
         super().__init__(params, {**shared, **defaults, **options})
         self._certificates: dict[Tensor, Certificate] = {}
@@ -199,6 +204,8 @@ class ProxOptimizer(Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group, as in every torch optimizer. Raises an error if its options or penalty do not fit."""
+        if isinstance(param_group, dict) and "params" not in param_group:
+            raise ValueError(f"a parameter group must have the key 'params', got {', '.join(map(repr, param_group))}")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
