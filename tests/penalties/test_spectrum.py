@@ -130,7 +130,7 @@ def test_zero_strength_changes_nothing_even_with_zero_singular_values(shape: tup
     assert proxmo.Nuclear(0.1).prox(x, 1.0).isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # from jvp in torch
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # from jvp in torch
 @pytest.mark.parametrize("penalty", [proxmo.Nuclear(0.5), proxmo.Rank(2), proxmo.NuclearBall(1.0)], ids=str)
 def test_prox_supports_vmap_and_forward_mode_autograd(penalty: proxmo.Penalty) -> None:
     x, change = noise((3, 6, 8), torch.float32), noise((3, 6, 8), torch.float32, seed=1)

@@ -300,8 +300,8 @@ class SCAD(Shrinkage):
 
     def _element_values(self, x: Tensor) -> Tensor:
         s, a = self.strength, self.concavity
-        magnitude = x.abs()
-        rising = magnitude.clamp(max=fit(s, x.dtype))
+        magnitude, corner = x.abs(), fit(s, x.dtype)
+        rising = torch.where(magnitude > corner, corner, magnitude)  # clamp has derivative 0 at s from torch 2.15 on
         bending = (magnitude.clamp(max=fit(a * s, x.dtype)) - s).relu()
         return s * rising + bending * (s - bending / (2 * (a - 1)))
 
