@@ -20,6 +20,8 @@ def written_whole(path: Path) -> Iterator[Path]:
     >>> [file.name for file in folder.iterdir()]
     ['numbers.txt']
     """
+    if not path.parent.is_dir():  # the error would name the temporary file
+        raise FileNotFoundError(f"No such directory: {path.parent}")
     descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     os.close(descriptor)
     temporary = Path(name)

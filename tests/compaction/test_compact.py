@@ -1,6 +1,7 @@
 """Compaction removes zero units and keeps the outputs."""
 
 import copy
+import math
 import re
 from typing import Any
 
@@ -250,6 +251,13 @@ def test_requires_grad_training_mode_and_dtype_are_kept() -> None:
     assert {p.dtype for p in small.parameters()} == {torch.float64}
 
 
+def with_nan() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with torch.no_grad():
+        model[1].weight[0, 0] = math.nan
+    return model
+
+
 class Noise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.randn_like(x)
@@ -269,6 +277,7 @@ class Noise(nn.Module):
         (nn.LazyLinear(2), ValueError, "model must have no uninitialized parameters"),
         (nn.Sequential(nn.Linear(2, 2), Noise()), CompactionError, "the model is not deterministic"),
         ("model", TypeError, "model must be an nn.Module"),
+        (with_nan(), ValueError, "model must have no NaN in its parameters, got some in '1.weight'"),
     ],
 )
 def test_models_that_cannot_be_compacted_are_refused(model: Any, error: type[Exception], message: str) -> None:

@@ -136,6 +136,11 @@ def test_rng_state_is_unchanged(tmp_path: Path) -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"No such directory: .*missing$"):
+        save_compact(nn.Linear(2, 2), tmp_path / "missing" / "small.safetensors")
+
+
 def test_models_that_are_not_modules_are_refused(tmp_path: Path) -> None:
     for save_or_load in (lambda: save_compact(5, tmp_path / "x"), lambda: load_compact(None, tmp_path / "x")):  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"model must be an nn\.Module, got"):

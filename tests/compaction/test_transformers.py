@@ -66,6 +66,8 @@ def test_numbers_of_modules_are_set_and_reported() -> None:
     set_zero(unit_groups(model, example, GroupL2(0.1)), every_second)
     small, report = compact(model, example)
     assert report.attributes["transformer.h.1.attn.split_size"] == (32, 16)
+    assert report.widths["transformer.h.0.mlp.c_fc"] == (128, 64)
+    assert report.widths["transformer.h.0.attn.c_attn"] == (96, 48)
     assert small.transformer.h[0].attn.c_attn.nf == 48  # type: ignore[union-attr, index]
     tokens = torch.randint(3, 60, (3, 5))
     expected = model.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=0)  # type: ignore[operator]
@@ -107,7 +109,7 @@ def test_branches_on_sizes_are_followed_and_those_on_values_are_named() -> None:
     for batch in (2, 9):
         x = torch.randn(batch, 3)
         torch.testing.assert_close(small(x), model(x))
-    note = "the model: Python reads a value that depends on the inputs"
+    note = "the model: its code branches on values of the inputs"
     assert any(line.startswith(note) for line in compact(BranchOnValue(), torch.randn(2, 3))[1].kept)
     assert any(line.startswith(note) for line in unit_groups(BranchOnValue(), torch.randn(2, 3), GroupL2(0.1)).notes)
 
@@ -125,7 +127,7 @@ def test_models_of_another_input_size_are_refused(tmp_path: Path) -> None:
 
     small, _ = compact(network(3), torch.randn(2, 3))
     save_compact(small, tmp_path / "small.safetensors")
-    with pytest.raises(ValueError, match=r"had shape \(4, 3\) for '0.weight' before it was compacted, got .* \(4, 5\)"):
+    with pytest.raises(ValueError, match=r"whose '0.weight' had shape \(4, 3\) before .*, got .* \(4, 5\)"):
         load_compact(network(5), tmp_path / "small.safetensors")
 
 

@@ -146,8 +146,8 @@ class Pruner:
         with torch.no_grad():
             before, after = (tensors_in_objects(self.probes.example.call(model)) for model in (self.model, small))
         return [
-            f"the model: returns a {name} whose tensors are not those of the original: only tensors in tuples, lists, "
-            "dictionaries and dataclasses count as outputs"
+            f"the model: also returns a {name}, whose tensors differ from those of the original; this is expected for "
+            "caches, and only tensors in tuples, lists, dictionaries and dataclasses were compared"
             for name, tensors in before.items()
             if not are_close(after.get(name, []), tensors, self.precision)
         ]
@@ -155,6 +155,10 @@ class Pruner:
     def kept_notes(self) -> list[str]:
         """Return a line for each layer and reason that zero units were kept, and for all that was not followed."""
         notes = [f"{name}: not called on the example inputs, left unchanged" for name in self._unused_layers()]
+        if not any(
+            self.analysis.zero(family).any() or self._without_effect(family).any() for family in self.analysis.families
+        ):
+            notes.append("no unit is zero, so nothing was removed")
         for family in self.analysis.families:
             reasons: dict[str, list[int]] = {}
             zero, removable = self.analysis.zero(family), self._without_effect(family)
@@ -198,8 +202,8 @@ def _tensor_names(model: nn.Module) -> set[str]:
 def value_branch_notes(analysis: Analysis) -> list[str]:
     """Return a line for each module in which Python looked at a value that depends on the inputs."""
     return [
-        f"{name or 'the model'}: Python reads a value that depends on the inputs, as .item() or bool() do; "
-        "what other values lead to was not followed"
+        f"{name or 'the model'}: its code branches on values of the inputs, as with .item() or bool(); only the branch "
+        "that the example inputs take was followed"
         for name in analysis.value_branches()
     ]
 

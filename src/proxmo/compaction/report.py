@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -35,7 +35,8 @@ class CompactionReport:
     difference: float
     """Largest absolute difference in outputs on the example inputs."""
     kept: list[str]
-    """Zero units that had to stay, with the reason; layers that were not called; branches that were not traced."""
+    """Why not more was removed: zero units that had to stay, with the reason, or that there were none; layers that were
+    not called; branches that were not traced."""
     attributes: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Numbers in modules, such as ``num_heads``, that were updated for the smaller model, before and after."""
 
@@ -63,14 +64,22 @@ def count_multiply_adds(model: nn.Module, inputs: ModelInputs) -> int:
 
 def layer_widths(model: nn.Module) -> dict[str, int]:
     """Return the number of output channels, neurons or heads of each layer that has them."""
-    widths = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            widths[name] = module.out_features
-        elif isinstance(module, _ConvNd):
-            widths[name] = module.out_channels
-        elif isinstance(module, nn.Embedding):
-            widths[name] = module.embedding_dim
-        elif isinstance(module, (nn.MultiheadAttention, PrunedMultiheadAttention)):
-            widths[name] = module.num_heads
-    return widths
+    widths = {name: _width(module) for name, module in model.named_modules()}
+    return {name: width for name, width in widths.items() if width is not None}
+
+
+def _width(module: nn.Module) -> int | None:
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    if isinstance(module, _ConvNd):
+        return module.out_channels
+    if isinstance(module, nn.Embedding):
+        return module.embedding_dim
+    if isinstance(module, (nn.MultiheadAttention, PrunedMultiheadAttention)):
+        return module.num_heads
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        return module.hidden_size
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if isinstance(weight, Tensor) and isinstance(bias, Tensor) and weight.dim() == 2 and bias.dim() == 1:
+        return len(bias)  # a linear layer of another library, such as Conv1D of transformers
+    return None

@@ -77,7 +77,7 @@ def load_compact(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         path: path of the file.
 
     Returns:
-        A new model with the saved sizes and values.
+        A new model with the saved sizes and values, in the training or evaluation mode of ``model``.
 
     >>> load_compact(nn.Linear(2, 3), "missing.safetensors")
     Traceback (most recent call last):
@@ -129,8 +129,8 @@ def _check_original_shapes(model: nn.Module, origin: Origin, path: str | os.Path
     for name, shape in origin.shapes.items():
         if name in shapes and shapes[name] != shape:
             raise ValueError(
-                f"{path} is of a model that had shape {shape} for {name!r} before it was compacted, "
-                f"got a model with {shapes[name]}"
+                f"{path} was saved from a model whose {name!r} had shape {shape} before it was compacted, got a model "
+                f"with {shapes[name]}"
             )
 
 
