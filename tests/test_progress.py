@@ -150,3 +150,13 @@ def test_reach_sets_the_count_but_never_back(terminal: Terminal, clock: list[flo
 def test_negative_total_is_refused() -> None:
     with pytest.raises(ValueError, match="total must be an integer >= 0, got -1"):
         Progress(-1)
+
+
+def test_missing_and_closed_streams_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed, object()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with Progress(2) as progress:
+            progress.advance()
+        assert progress.line().startswith("#")

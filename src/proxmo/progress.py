@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
@@ -43,7 +43,7 @@ class Progress:
     def __init__(self, total: int, label: str = "", *, shown: bool = True) -> None:
         self._total, self._label = checks.count("total", total), label
         self._stream = sys.stderr
-        self._shown = bool(shown) and self._stream.isatty()
+        self._shown = bool(shown) and _is_terminal(self._stream)
         self._done, self._ended = 0, False
         self._values: dict[str, Value] = {}
         self._start = time.monotonic()
@@ -104,6 +104,14 @@ class Progress:
         self._stream.write(f"\r{line:{self._width}}")  # spaces over what is left of the last one
         self._stream.flush()
         self._width = len(line)
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Whether a stream is an open terminal; it is ``None`` in programs without a console, such as services."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
 
 
 def _format(value: Value) -> str:

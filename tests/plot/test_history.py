@@ -105,6 +105,23 @@ def test_infinite_penalty_is_left_out() -> None:
     assert str(drawn(penalty)["ψ"][1]) == "[nan, 0.0, 1.0]"
 
 
+def test_unknown_values_are_skipped_and_single_points_are_marked() -> None:
+    loss, penalty, _ = plot.history({"loss": [1.0, math.nan, 0.5, math.nan], "penalty": [1.0, math.inf, 2.0, 3.0]})
+    assert drawn(loss)["loss"] == ([0.0, 2.0], [1.0, 0.5])
+    assert not loss.lines[0].get_marker()
+    assert (penalty.lines[0].get_marker(), penalty.lines[0].get_markevery()) == ("o", [0])
+
+
+def test_long_noisy_loss_has_a_running_mean() -> None:
+    values = 1 + np.random.default_rng(0).normal(size=1000)
+    raw, mean = plot.history({"loss": values})[0].lines
+    assert raw.get_ydata().tolist() == values.tolist()
+    assert raw.get_alpha() < 1
+    assert mean.get_xdata().tolist() == raw.get_xdata().tolist()
+    np.testing.assert_allclose(mean.get_ydata()[500], values[480:521].mean())
+    assert np.ptp(mean.get_ydata()) < 0.3 * np.ptp(values)
+
+
 @pytest.mark.parametrize(
     ("losses", "scale"), [([100.0, 10.0, 0.5], "log"), ([1.0, 0.5, 0.0], "linear"), ([2.0, 1.0], "linear")]
 )
@@ -127,6 +144,8 @@ def test_opens_one_figure_without_axes() -> None:
     ("run", "ax", "error", "message"),
     [
         ([0.5, 0.4], None, TypeError, "run must be a KeepScheduler, .*, got list"),
+        ({"Loss": [1.0]}, None, ValueError, "run must have some of the columns loss, .*, got Loss"),
+        ({"loss": 3.0}, None, ValueError, "run must have sequences of numbers as columns, got 3.0 for 'loss'"),
         ({"loss": [1.0], "step": [1, 2]}, None, ValueError, "run must have columns of one length, got {'loss': 1, "),
         (RUN, Figure().subplots(), TypeError, "ax must be 3 Axes of matplotlib, for loss, penalty, shares, got"),
     ],

@@ -45,10 +45,11 @@ def test_model_has_one_bar_per_layer() -> None:
     assert ax.get_legend() is None
 
 
-def test_long_names_keep_their_end() -> None:
-    name = "transformer.encoder.layers.11.self_attn.out_proj"
-    ax = plot.layers(proxmo.CompactionReport((1, 1), (1, 1), {name: (8, 4)}, 0.0, []))
-    assert names(ax) == ["…" + name[-23:]]
+def test_long_names_keep_their_numbers_and_their_end() -> None:
+    layers = [f"transformer.encoder.layers.{layer}.self_attn.out_proj" for layer in (1, 11)]
+    widths = {**dict.fromkeys(layers, (8, 4)), "a_name_that_is_longer_than_labels": (2, 1)}
+    ax = plot.layers(proxmo.CompactionReport((1, 1), (1, 1), widths, 0.0, []))
+    assert names(ax) == ["t.e.l.1.s.out_proj", "t.e.l.11.s.out_proj", "a_name_that…than_labels"]
 
 
 @pytest.mark.parametrize("of", [nn.ReLU(), proxmo.CompactionReport((1, 1), (1, 1), {}, 0.0, [])])

@@ -93,6 +93,20 @@ def test_names_and_best_are_in_the_legend() -> None:
     assert line.get_xdata() == [0.1, 0.1]
 
 
+def test_names_are_shown_literally_and_short() -> None:
+    names = ["from_$_to_$", "_private", "a_feature_with_a_very_long_name"]
+    ax = plot.path(make(coefs=np.array([[1.0, 2.0, 3.0]] * 3), feature_names=names))
+    ax.figure.canvas.draw()
+    (legend,) = ax.figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert shown == ["a_feature_w…y_long_name", "\u200b_private", r"from_\$_to_\$"]
+
+
+def test_counts_have_whole_ticks() -> None:
+    ax = plot.path(make(parameter="keep", values=np.array([3, 2, 1])))
+    assert all(tick == round(tick) for tick in ax.get_xticks())
+
+
 def test_share_to_keep_has_a_linear_axis_unless_it_is_wide() -> None:
     near = plot.path(make(parameter="keep", values=[0.5, 0.25, 0.1]))
     assert (near.get_xscale(), near.get_xlabel()) == ("linear", "share to keep")

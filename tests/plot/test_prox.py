@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -154,6 +155,28 @@ def test_penalties_that_do_nothing_or_everything_are_drawn(penalty: proxmo.Penal
     line, plane = plot.prox(penalty)
     line.figure.canvas.draw()
     assert plane.get_title("right")
+
+
+@pytest.mark.parametrize(("penalty", "flat"), [(proxmo.MCP(1.0), 3.0), (proxmo.SCAD(1.0), 3.7)], ids=str)
+def test_window_shows_where_large_weights_are_not_shrunk(penalty: proxmo.Penalty, flat: float) -> None:
+    line, plane = plot.prox(penalty)
+    assert flat < line.get_xlim()[1] == plane.get_xlim()[1] < 1.5 * flat
+    far = plot.prox(proxmo.MCP(1.0, concavity=1000.0))[0]
+    assert far.get_xlim()[1] < 3  # the unit ball would be a dot beside it
+
+
+def test_groups_along_first_and_last_axis_are_drawn() -> None:
+    assert plot.prox(proxmo.GroupL2(1.0, dim=(0, -1)))[0].get_title("left") == "GroupL2(1, dim=(0, -1))"
+
+
+@pytest.mark.parametrize("strength", [100.0, 1.0, 1e-4])
+def test_numbers_at_the_axes_do_not_touch(strength: float) -> None:
+    line, plane = plot.prox(proxmo.L1(strength))
+    line.figure.canvas.draw()
+    for ax in (line, plane):
+        boxes = [label.get_window_extent() for label in ax.get_xticklabels() if label.get_text()]
+        shown = sorted((box.x0, box.x1) for box in boxes)
+        assert all(before[1] < after[0] for before, after in pairwise(shown))
 
 
 def test_many_places_leave_the_last_one_to_two_weights() -> None:

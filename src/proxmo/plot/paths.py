@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from proxmo.plot.style import BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, one_axes, say_empty
+from proxmo.plot.style import BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, as_label, one_axes, say_empty
 
 Array = NDArray[Any]
 
@@ -58,16 +58,19 @@ def path(of: Any, *, ax: Any = None) -> Axes:
     kept = "number to keep" if np.issubdtype(values.dtype, np.integer) else "share to keep"
     axes.set_xlabel(kept if of.parameter == "keep" else of.parameter)
     axes.set_ylabel("norm of coefficients" if coefs.ndim == 3 else "coefficient")
+    if np.issubdtype(values.dtype, np.integer):
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     if len(values) and values.min() > 0 and (of.parameter == "strength" or values.max() > WIDE * values.min()):
         axes.set_xscale("log")
     _draw_nonzeros(axes, values[order], nonzeros[order])
     axes.spines["right"].set_visible(False)
     if not coefs.size:
         say_empty(axes, "no models")
-    elif ax is None:
-        axes.figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    else:
-        axes.legend(fontsize="small")
+    elif axes.get_legend_handles_labels()[0]:
+        if ax is None:
+            axes.figure.legend(loc="outside lower center", ncols=2, frameon=False)
+        else:
+            axes.legend(fontsize="small")
     return axes
 
 
@@ -85,7 +88,7 @@ def _draw_coefficients(ax: Axes, values: Array, coefs: Array, names: Any) -> Non
             alpha=1.0 if known else 0.6,
             zorder=3 if known else 2,
             marker=marker,
-            label=(f"input {column}" if names is None else str(names[column])) if known else None,
+            label=(f"input {column}" if names is None else as_label(str(names[column]))) if known else None,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ GRID = 121  # points along each side of the plane, for level sets
 SET_GRID = 41  # the same for sets, whose points are projections, which take longer
 ARROWS = 9  # along each side of the plane
 VIEW = 1.75  # half of the width of the picture, in units of the radius of the ball
+WIDEST = 8.0  # the same at most, where the picture also shows from where on a penalty is constant
 FAR = 1e6
 
 
@@ -119,7 +121,8 @@ def _two_weights(penalty: Penalty) -> tuple[tuple[int, ...], tuple[int, int]]:
 def _shape(dim: checks.Dim, groups: int, length: int) -> tuple[tuple[int, ...], tuple[int, int]]:
     """Return the shape with so many groups along the first axis of ``dim``, and so many elements along another."""
     axes = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    size = 1 + max([axis if axis >= 0 else -axis - 1 for axis in axes], default=-1) + 1  # at least one axis is free
+    least = 2 + max([axis if axis >= 0 else -axis - 1 for axis in axes], default=-1)
+    size = next(n for n in count(least) if len({axis % n for axis in axes}) == len(axes) < n)  # one axis is free
     outer = [axis % size for axis in axes]
     free = next(axis for axis in range(size) if axis not in outer)
     sizes = {free: length, **({outer[0]: groups} if outer else {})}
@@ -132,12 +135,20 @@ class _View(NamedTuple):
     radius: float
     level: float | None
     step: float
+    flat: float = 0.0
+    """Where ψ becomes constant along an axis; 0 if it does not, or at 0."""
 
     @classmethod
     def of(cls, plane: _Plane) -> _View:
         if isinstance(plane.penalty, Constraint):
             return cls(_radius_of_set(plane), None, 1.0)
         return _view_of_ball(plane)
+
+    @property
+    def limit(self) -> float:
+        """The largest coordinate of the picture."""
+        narrow, wide = VIEW * self.radius, 1.2 * self.flat
+        return wide if narrow < wide < WIDEST * self.radius else narrow
 
 
 def _radius_of_set(plane: _Plane) -> float:
@@ -156,18 +167,26 @@ def _view_of_ball(plane: _Plane) -> _View:
     if largest == 0:
         return _View(1.0, None, 1.0)
     level = 1.0 if largest >= 1 else 0.75 * largest
-    ray, values = next((ray, values) for ray, values in zip(rays, along, strict=True) if values.max() >= level)
-    first = int((values >= level).argmax())
-    radius = 1.0
-    if first > 0:  # at 0, ψ would jump there, and any radius would do
-        between = np.linspace(sizes[first - 1], sizes[first], 1000)
-        radius = float(between[(plane.values(np.outer(between, ray)) >= level).argmax()])
+    ray = next(ray for ray, values in zip(rays, along, strict=True) if values.max() >= level)
+    radius = _first_size(plane, ray, sizes, level) or 1.0  # at 0, ψ jumps there, and any radius would do
     # For norms the prox moves points by half of the radius, and for ℓ0 it zeroes weights below the radius.
-    return _View(radius, level, radius**2 / (2 * float(plane.values(radius * ray[None])[0])))
+    step = radius**2 / (2 * float(plane.values(radius * ray[None])[0]))
+    highest = along[0].max() * (1 - 1e-9)
+    rises_to_the_end = along[0][-2] < highest
+    return _View(radius, level, step, 0.0 if rises_to_the_end else _first_size(plane, rays[0], sizes, highest))
+
+
+def _first_size(plane: _Plane, ray: Array, sizes: Array, level: float) -> float:
+    """Return how far along a ray ψ reaches a level; 0 if it does before the first size."""
+    first = int((plane.values(np.outer(sizes, ray)) >= level).argmax())
+    if first == 0:
+        return 0.0
+    between = np.linspace(sizes[first - 1], sizes[first], 1000)
+    return float(between[(plane.values(np.outer(between, ray)) >= level).argmax()])
 
 
 def _draw_line(ax: Axes, plane: _Plane, view: _View) -> None:
-    penalty, limit = plane.penalty, VIEW * view.radius
+    penalty, limit = plane.penalty, view.limit
     ranks = not (penalty.convex or penalty.separable)
     x = _symmetric(limit, POINTS)
     second = view.radius if ranks else 0.0
@@ -182,7 +201,7 @@ def _draw_line(ax: Axes, plane: _Plane, view: _View) -> None:
     ax.set_title(_short(penalty), loc="left")
     ax.set_xlabel(f"weight beside {view.radius:.3g}" if ranks else "weight")
     ax.set_ylabel("prox" if isinstance(penalty, Constraint) else f"prox, step {view.step:.3g}", color=BLUE)
-    ax.locator_params(nbins=3)
+    _set_ticks(ax)
     twin = ax.twinx()
     ax.set_zorder(twin.get_zorder() + 1)  # the prox lies above the penalty
     ax.patch.set_visible(False)
@@ -191,6 +210,13 @@ def _draw_line(ax: Axes, plane: _Plane, view: _View) -> None:
     _draw_values(twin, plane, points)
     for spines in (ax.spines, twin.spines):
         spines["top"].set_visible(False)
+
+
+def _set_ticks(ax: Axes) -> None:
+    """Label few numbers, short ones on the horizontal axis, where long ones would touch."""
+    ax.locator_params(nbins=3)
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.ticklabel_format(axis="x", style="sci", scilimits=(-1, 3))
 
 
 def _draw_values(ax: Axes, plane: _Plane, points: Array) -> None:
@@ -215,7 +241,7 @@ def _draw_values(ax: Axes, plane: _Plane, points: Array) -> None:
 
 
 def _draw_plane(ax: Axes, plane: _Plane, view: _View) -> None:
-    limit = VIEW * view.radius
+    limit = view.limit
     if isinstance(plane.penalty, Constraint):
         _draw_set(ax, plane, limit)
     else:
@@ -224,7 +250,7 @@ def _draw_plane(ax: Axes, plane: _Plane, view: _View) -> None:
     moves = plane.prox(starts, view.step) - starts
     ax.quiver(*starts.T, *moves.T, angles="xy", scale_units="xy", scale=1, color=BLUE, width=0.008, zorder=3)
     ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
-    ax.locator_params(nbins=3)
+    _set_ticks(ax)
     ax.set(xlabel="weight", ylabel="second weight")
     tidy(ax)
 

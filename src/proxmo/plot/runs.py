@@ -15,10 +15,15 @@ from proxmo.plot.style import BLUE, GREEN, GREY, ORANGE, PINK, AxesArray, say_em
 Array = NDArray[np.float64]
 
 WIDE = 100.0  # a loss whose largest value is so many times its smallest is drawn on a log axis
+NOISY = 100  # values from which on a running mean of the loss is drawn
+WINDOW = 1 / 25  # of the run, for that mean
+DRAWN = ("loss", "penalty", "zeros", "kept", "keep")
 
 
 def history(run: Any, *, ax: Any = None) -> AxesArray:
     """Draw how a run went: the loss, the penalty ψ, and the shares of zeros and of groups left, over the steps.
+
+    A loss of many steps is drawn faintly, and its running mean on top of it.
 
     Args:
         run: a `KeepScheduler`, the report of `shrink`, a `History`, a ``criteria.Monitor``, or a dictionary of
@@ -37,6 +42,7 @@ def history(run: Any, *, ax: Any = None) -> AxesArray:
     steps = columns.get("step", np.arange(length, dtype=np.float64))
     top, middle, bottom = axes = several_axes(ax, ("loss", "penalty", "shares"), rows=3, height=5.4)
     _draw(top, steps, columns, {"loss": ("loss", BLUE, "-")})
+    _draw_mean(top)
     _draw(middle, steps, columns, {"penalty": ("ψ", ORANGE, "-")})
     _draw(
         bottom,
@@ -53,31 +59,62 @@ def history(run: Any, *, ax: Any = None) -> AxesArray:
 
 
 def _columns(run: Any) -> dict[str, Array]:
-    """Return the numbers of a run; infinite ones, as outside of a constraint, become NaN."""
+    """Return the numbers of a run, NaN where they are unknown."""
     recorded = getattr(run, "history", run)
     found = recorded if isinstance(recorded, Mapping) else recorded.arrays() if hasattr(recorded, "arrays") else None
     if found is None:
         takes = "a KeepScheduler, a report of shrink, a History, a Monitor or a dictionary of sequences"
         raise TypeError(f"run must be {takes}, got {type(run).__name__}")
+    if found and not set(found) & set(DRAWN):
+        raise ValueError(f"run must have some of the columns {', '.join(DRAWN)}, got {', '.join(map(str, found))}")
     columns = {name: np.array(values, dtype=np.float64) for name, values in found.items()}
+    if scalars := [name for name, values in columns.items() if values.ndim != 1]:
+        raise ValueError(f"run must have sequences of numbers as columns, got {found[scalars[0]]!r} for {scalars[0]!r}")
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"run must have columns of one length, got {lengths}")
-    return {name: np.where(np.isfinite(values), values, np.nan) for name, values in columns.items()}
+    return columns
 
 
 def _draw(ax: Axes, steps: Array, columns: dict[str, Array], lines: dict[str, tuple[str, str, str]]) -> None:
-    """Draw each column that has numbers as (label, colour, style), or say that there are none."""
+    """Draw each column that has numbers as (label, colour, style), or say that there are none.
+
+    Unknown values are left out of a line; infinite ones, as outside of a constraint, interrupt it.
+    """
     for name, (label, colour, style) in lines.items():
         values = columns.get(name, np.array([]))
-        if not np.isnan(values).all():
-            marker = "o" if np.isfinite(values).sum() == 1 else ""
-            ax.plot(steps, values, label=label, color=colour, linestyle=style, linewidth=1.8, marker=marker)
+        known = ~np.isnan(values)
+        finite = np.isfinite(values[known])
+        if finite.any():
+            alone = finite & ~np.append(False, finite[:-1]) & ~np.append(finite[1:], False)  # points that no line shows
+            ax.plot(
+                steps[known],
+                np.where(finite, values[known], np.nan),
+                label=label,
+                color=colour,
+                linestyle=style,
+                linewidth=1.8,
+                marker="o" if alone.any() else "",
+                markevery=np.flatnonzero(alone).tolist(),
+            )
     if not ax.lines:
         say_empty(ax, "not recorded")
     elif len(lines) > 1:
         ax.legend(frameon=False, ncols=len(ax.lines), loc="lower center", bbox_to_anchor=(0.5, 1.0), borderaxespad=0)
     tidy(ax)
+
+
+def _draw_mean(ax: Axes) -> None:
+    """Draw the running mean of a long line over it."""
+    for line in list(ax.lines):
+        values = np.asarray(line.get_ydata(), dtype=np.float64)
+        if len(values) < NOISY or not np.isfinite(values).all():
+            continue
+        half = max(1, round(WINDOW * len(values) / 2))
+        padded = np.pad(values, half, mode="reflect")  # or the ends of the mean would be noisier, or bent
+        mean = np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")
+        ax.plot(line.get_xdata(), mean, label="running mean", color=line.get_color(), linewidth=1.8)
+        line.set(alpha=0.3, linewidth=0.8)
 
 
 def _log_if_wide(ax: Axes, values: Array) -> None:

@@ -9,11 +9,10 @@ from matplotlib.axes import Axes
 from torch import nn
 
 from proxmo.compaction.report import CompactionReport, layer_widths
-from proxmo.plot.style import BLUE, GREY, one_axes, say_empty, tidy
+from proxmo.plot.style import BLUE, GREY, LONGEST, as_label, one_axes, say_empty, tidy
 from proxmo.shrinking import ShrinkReport
 
 ROW = 0.3  # inches of a layer
-LONGEST = 24  # characters of a name
 
 
 def layers(of: CompactionReport | ShrinkReport | nn.Module, *, ax: Any = None) -> Axes:
@@ -70,5 +69,15 @@ def _widths(of: Any) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _short(name: str) -> str:
-    """Return the name, or its end if it is long."""
-    return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
+    """Return the name; if it is long, with the first letters of modules, as far as needed, but with all their numbers.
+
+    >>> _short("bert.encoder.layer.0.attention.output.dense")
+    'b.e.l.0.a.output.dense'
+    """
+    parts = name.split(".")
+    for index, part in enumerate(parts[:-1]):
+        if len(".".join(parts)) <= LONGEST:
+            break
+        if not part.isdigit():
+            parts[index] = part[:1]
+    return as_label(".".join(parts))

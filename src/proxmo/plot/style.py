@@ -14,6 +14,8 @@ ORANGE, BLUE, GREEN, PINK, SKY, YELLOW = "#D55E00", "#0072B2", "#009E73", "#CC79
 GREY = "#808080"  # as visible on white as on black
 WIDTH = 4.8  # inches of a new figure: text of 10 points is still legible when it is shown 360 pixels wide
 
+LONGEST = 24  # characters of a name
+
 AxesArray: TypeAlias = "NDArray[Any]"
 """An array of matplotlib's ``Axes``."""
 
@@ -43,6 +45,17 @@ def new_axes(rows: int, columns: int, height: float) -> AxesArray:
 
     figure = plt.figure(figsize=(WIDTH, height), layout="constrained")
     return np.array(figure.subplots(rows, columns, squeeze=False, sharex=rows > 1), dtype=object).ravel()
+
+
+def as_label(name: str) -> str:
+    """Return a name as text that matplotlib shows as it is, shortened in the middle if it is long.
+
+    >>> as_label("price_$"), as_label("a_feature_with_a_very_long_name")
+    ('price_\\\\$', 'a_feature_w…y_long_name')
+    """
+    short = name if len(name) <= LONGEST else f"{name[: LONGEST // 2 - 1]}…{name[1 - LONGEST // 2 :]}"
+    literal = short.replace("$", r"\$")  # otherwise a formula
+    return f"\u200b{literal}" if literal.startswith("_") else literal  # legends leave out names that begin with _
 
 
 def say_empty(ax: Axes, text: str) -> None:
