@@ -21,8 +21,8 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "docstrings",
+    "gallery_links",
     "mathml",
-    "pictures",
     "public_names",
     "tables",
 ]

@@ -76,7 +76,7 @@ def test_draws_on_the_axes_that_it_is_given() -> None:
 @pytest.mark.parametrize(
     ("of", "ax", "message"),
     [
-        ({"0": (8, 4)}, None, "of must be a report of compact or shrink, or a model, got dict"),
+        ({"0": (8, 4)}, None, "of must be what compact or shrink reported, or a model, got dict"),
         (REPORT, Figure(), "ax must be an Axes of matplotlib, got Figure"),
     ],
 )

@@ -63,7 +63,7 @@ def _columns(run: Any) -> dict[str, Array]:
     recorded = getattr(run, "history", run)
     found = recorded if isinstance(recorded, Mapping) else recorded.arrays() if hasattr(recorded, "arrays") else None
     if found is None:
-        takes = "a KeepScheduler, a report of shrink, a History, a Monitor or a dictionary of sequences"
+        takes = "a KeepScheduler, shrink's report, a History, a Monitor or a dictionary of sequences"
         raise TypeError(f"run must be {takes}, got {type(run).__name__}")
     if found and not set(found) & set(DRAWN):
         raise ValueError(f"run must have some of the columns {', '.join(DRAWN)}, got {', '.join(map(str, found))}")

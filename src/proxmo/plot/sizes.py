@@ -65,7 +65,7 @@ def _widths(of: Any) -> tuple[dict[str, int], dict[str, int]]:
         }
     if isinstance(report, nn.Module):
         return {}, layer_widths(report)
-    raise TypeError(f"of must be a report of compact or shrink, or a model, got {type(of).__name__}")
+    raise TypeError(f"of must be what compact or shrink reported, or a model, got {type(of).__name__}")
 
 
 def _short(name: str) -> str:

@@ -1,9 +1,8 @@
-"""Draw every penalty and constraint for the page about them."""
+"""Draw every penalty and constraint for the page about them, into docs/pictures: `python docs/pictures.py`."""
 
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from sphinx.application import Sphinx
 
 import proxmo
 from proxmo import plot
@@ -35,17 +34,15 @@ DRAWN = [
 ]
 
 
-def _draw(app: Sphinx) -> None:
-    folder = Path(app.srcdir) / "pictures"
-    folder.mkdir(exist_ok=True)
+FOLDER = Path(__file__).parent / "pictures"
+
+
+def draw(folder: Path) -> None:
     for penalty in DRAWN:
-        file = folder / f"{type(penalty).__name__}.svg"
-        if not file.exists():
-            line, _ = plot.prox(penalty)
-            line.figure.savefig(file)
-            plt.close(line.figure)
+        line, _ = plot.prox(penalty)
+        line.figure.savefig(folder / f"{type(penalty).__name__}.png", dpi=110)
+        plt.close(line.figure)
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
-    app.connect("builder-inited", _draw)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+if __name__ == "__main__":
+    draw(FOLDER)
