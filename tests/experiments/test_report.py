@@ -79,6 +79,8 @@ def test_claims_of_a_training_experiment() -> None:
     accuracy = claims["test accuracy: momentum is ahead (each tuned)"]
     assert accuracy.measured == "85.0% ± 7.1% against 90.0% ± 0.0%"
     assert not accuracy.agrees
+    other = claims["training loss: momentum is ahead (lr = 0.1, momentum 0.9, batch 128)"]
+    assert (other.measured, other.agrees) == ("0.500 against 0.800", True)
     assert claims["batch 256: best for momentum by training loss, one seed"].agrees
     assert claims["batch 128: best for momentum by training loss, one seed"].measured == "lr 0.01, momentum 0.9"
     smaller = claims["training loss: batch 128 in place of 256 costs momentum no more than vanilla"]

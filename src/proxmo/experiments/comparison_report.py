@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from statistics import mean
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -50,50 +51,62 @@ def section(comparison: Comparison, data: str, settings: dict[str, str]) -> Sect
     )
 
 
+class Pair(NamedTuple):
+    """A setting of each method, to compare."""
+
+    where: str
+    """How the settings were chosen."""
+    momentum: Setting
+    vanilla: Setting
+
+
 def claims(comparison: Comparison) -> list[Claim]:
     """Compare with the paper: momentum is ahead at the paper's setting and when tuned, and which lr is best."""
-    experiment = comparison.experiment
-    batch = comparison.batches[0]
-    pairs = [("each tuned", comparison.tuned(batch, vanilla=True), comparison.tuned(batch, vanilla=False))]
-    at_paper = {
-        r.setting.momentum: r.setting for r in comparison.matching(batch=batch, lr=experiment.paper_lr, annealed=False)
-    }
-    if 0.0 in at_paper and 0.9 in at_paper:
-        pairs.insert(0, (f"lr = {experiment.paper_lr:g}, momentum 0.9", at_paper[0.0], at_paper[0.9]))
+    largest, *smaller = comparison.batches
+    pairs = [*_at_paper_lr(comparison, largest), Pair("each tuned", **_tuned(comparison, largest))]
     found = []
-    for where, vanilla, momentum in pairs:
+    for pair in pairs:
         found += [
-            _ahead(comparison, TRAIN_LOSS, where, vanilla, momentum, less_is_better=True),
-            _ahead(comparison, TEST_ACCURACY, where, vanilla, momentum, less_is_better=False),
+            _ahead(comparison, TRAIN_LOSS, pair, less_is_better=True),
+            _ahead(comparison, TEST_ACCURACY, pair, less_is_better=False),
         ]
-    where, vanilla, momentum = pairs[0]
-    if vanilla.epochs >= SMOOTH_FROM:
-        found.append(_smoother(comparison, where, vanilla, momentum))
-    if len(comparison.batches) > 1:
-        found += [_best_setting(comparison, size) for size in comparison.batches if _of_paper(comparison, size)]
-        found += [_costs_less(comparison, size) for size in comparison.batches[1:]]
+    if pairs[0].vanilla.epochs >= SMOOTH_FROM:
+        found.append(_smoother(comparison, pairs[0]))
+    for batch in smaller:
+        found += [_ahead(comparison, TRAIN_LOSS, pair, less_is_better=True) for pair in _at_paper_lr(comparison, batch)]
+    if smaller:
+        found += [_best_setting(comparison, batch) for batch in comparison.batches if _of_paper(comparison, batch)]
+        found += [_costs_less(comparison, batch) for batch in smaller]
     return found
 
 
-def _ahead(
-    comparison: Comparison, measure: Measure, where: str, vanilla: Setting, momentum: Setting, *, less_is_better: bool
-) -> Claim:
-    ours, theirs = (comparison.summary(setting, measure.field) for setting in (momentum, vanilla))
+def _at_paper_lr(comparison: Comparison, batch: int) -> list[Pair]:
+    """Return the pair with the lr and the momentum of the paper, if it ran."""
+    lr = comparison.experiment.paper_lr
+    settings = {r.setting.momentum: r.setting for r in comparison.matching(batch=batch, lr=lr, annealed=False)}
+    if 0.0 not in settings or 0.9 not in settings:
+        return []
+    where = f"lr = {lr:g}, momentum 0.9" + (f", batch {batch}" if batch != comparison.batches[0] else "")
+    return [Pair(where, settings[0.9], settings[0.0])]
+
+
+def _ahead(comparison: Comparison, measure: Measure, pair: Pair, *, less_is_better: bool) -> Claim:
+    ours, theirs = (comparison.summary(setting, measure.field) for setting in (pair.momentum, pair.vanilla))
     measured = " against ".join("diverged" if found is None else found.text(measure.form) for found in (ours, theirs))
     if ours is None or theirs is None:
         better = ours is not None
     else:
         better = ours.mean < theirs.mean if less_is_better else ours.mean > theirs.mean
-    return Claim(f"{measure.column}: momentum is ahead ({where})", "yes", measured, better)
+    return Claim(f"{measure.column}: momentum is ahead ({pair.where})", "yes", measured, better)
 
 
-def _smoother(comparison: Comparison, where: str, vanilla: Setting, momentum: Setting) -> Claim:
+def _smoother(comparison: Comparison, pair: Pair) -> Claim:
     ours, theirs = (
         None if any(run.diverged for run in runs) else mean(map(roughness, runs))
-        for runs in map(comparison.seeds, (momentum, vanilla))
+        for runs in map(comparison.seeds, (pair.momentum, pair.vanilla))
     )
     return Claim(
-        f"test accuracy: momentum is smoother ({where}; back-and-forth per epoch in the second half)",
+        f"test accuracy: momentum is smoother ({pair.where}; back-and-forth per epoch in the second half)",
         "yes",
         " against ".join("diverged" if found is None else f"{found:.2%}" for found in (ours, theirs)),
         ours is not None and (theirs is None or ours < theirs),
