@@ -30,7 +30,13 @@ class FamilySparsity(NamedTuple):
 
 
 class Sparsity(NamedTuple):
-    """How much of a parameter group is exactly zero."""
+    """How much of a parameter group is exactly zero. With families it prints as a table.
+
+    >>> print(Sparsity(0.5, 0.75, (FamilySparsity("encoder.0", zero=48, units=64),)))
+    zeros 50.0%, groups 75.0%
+               zero units  of
+    encoder.0          48  64
+    """
 
     zeros: float
     """The share of elements that are zero."""
@@ -42,6 +48,14 @@ class Sparsity(NamedTuple):
     def __repr__(self) -> str:
         families = f", families={self.families!r}" if self.families else ""
         return f"Sparsity(zeros={self.zeros!r}, groups={self.groups!r}{families})"
+
+    def __str__(self) -> str:
+        if not self.families or self.groups is None:
+            return repr(self)
+        rows = [("", "zero units", "of"), *((name, str(zero), str(units)) for name, zero, units in self.families)]
+        first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
+        table = [f"{a:{first}}  {b:>{second}}  {c:>{third}}" for a, b, c in rows]
+        return "\n".join([f"zeros {self.zeros:.1%}, groups {self.groups:.1%}", *table])
 
 
 def trained(group: Group) -> tuple[Units | None, list[Tensor]]:
