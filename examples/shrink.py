@@ -1,4 +1,4 @@
-"""Shrink a network to a quarter of its units in one call, check it, save it.
+"""Shrink a network to a tenth of its units in one call, check it, save it.
 
 Run `python examples/shrink.py` after `pip install 'proxmo[compact]' scikit-learn`; it takes seconds on a laptop.
 """
