@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import ClassifierMixin
-from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from typing_extensions import Self
 
-from proxmo.sklearn.base import ProxEstimator, takes_streams
+from proxmo.sklearn.base import ProxEstimator, check_sum, takes_streams
 from proxmo.sklearn.inputs import Array
 from proxmo.sklearn.losses import CLASSIFICATION, find_loss
 from proxmo.sklearn.problem import Task
@@ -25,6 +25,14 @@ def _gives_probabilities(estimator: ProxClassifier) -> bool:
     if estimator.loss != "log_loss":
         raise AttributeError(f"probabilities need loss='log_loss', got {estimator.loss!r}")
     return True
+
+
+def _at_least_two(name: str, values: Any) -> Array:
+    """Return the classes among labels, sorted."""
+    classes = np.unique(values)
+    if len(classes) < 2:
+        raise ValueError(f"{name} must have at least two classes, got one class: {classes.tolist()[0]!r}")
+    return classes
 
 
 class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
@@ -118,11 +126,22 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     def _validate(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Array, Array]:
         X, y = self._validate_inputs(X, y)
         check_classification_targets(y)
-        self.classes_ = np.unique(y)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y must have at least two classes, got one class: {self.classes_[0]!r}")
-        weights = self._weights(sample_weight, X, compute_sample_weight(self.class_weight, y))
-        return X, np.searchsorted(self.classes_, y), weights
+        self.classes_ = _at_least_two("y", y)
+        return self._encode(X, y, sample_weight)
+
+    def _encode(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Array, Array]:
+        """Return inputs, indices of classes, and weights of samples times those of their classes."""
+        indices, weights = np.searchsorted(self.classes_, y), self._weights(sample_weight, X)
+        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
+            sums = np.bincount(indices, weights, minlength=len(self.classes_))
+            factors = np.divide(sums.sum() / len(sums), sums, out=np.zeros_like(sums), where=sums > 0)
+        else:
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)
+        if factors.min() < 0:
+            raise ValueError(f"class_weight must not be negative, got {factors.min()}")
+        weights = weights * factors[indices]
+        check_sum(weights, "all samples")
+        return X, indices, weights
 
     def _task(self, y: Array, weights: Array, dtype: Any) -> Task:
         loss, classes = find_loss(self.loss, CLASSIFICATION), len(self.classes_)
@@ -132,7 +151,8 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
         else:
             center, targets = logits - logits.mean(), torch.from_numpy(y)
         center = torch.from_numpy(center.astype(dtype)) * float(self.loss == "log_loss")
-        return Task(targets, center, torch.ones_like(center), loss)
+        origin = torch.zeros_like(center, dtype=torch.float64)
+        return Task(targets, center, torch.ones_like(center), loss, origin)
 
     def _strata(self, y: Array) -> Array:
         return y
@@ -155,14 +175,13 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
             raise ValueError(f"class_weight={self.class_weight!r} needs all samples; give sample_weight to partial_fit")
         X, y = self._validate_inputs(X, y, reset=first)
         check_classification_targets(y)
-        given = self.classes_ if classes is None else np.unique(classes)
+        given = self.classes_ if classes is None else _at_least_two("classes", classes)
         if not first and not np.array_equal(given, self.classes_):
-            raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {given!r}")
-        if unknown := sorted(set(np.unique(y)) - set(given)):
-            raise ValueError(f"y must hold classes among {given!r}, got {unknown!r}")
+            raise ValueError(f"classes must be those of the first call, {self.classes_.tolist()}, got {given.tolist()}")
+        if unknown := sorted(set(np.unique(y).tolist()) - set(given.tolist())):
+            raise ValueError(f"y must hold classes among {given.tolist()}, got {unknown}")
         self.classes_ = given
-        weights = self._weights(sample_weight, X, compute_sample_weight(self.class_weight, y))
-        self._learn(X, np.searchsorted(self.classes_, y), weights)
+        self._learn(*self._encode(X, y, sample_weight))
         return self
 
     @property

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
-
-Array = NDArray[Any]
+from proxmo.sklearn.inputs import Array
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,20 @@ from typing_extensions import Self
 
 from proxmo.sklearn.base import ProxEstimator, takes_streams
 from proxmo.sklearn.inputs import Array
-from proxmo.sklearn.losses import REGRESSION, find_loss
+from proxmo.sklearn.losses import REGRESSION, Loss, find_loss, losses_of_samples
 from proxmo.sklearn.problem import Task
+
+
+@torch.no_grad()
+def _outputs_are_predictions(loss: Loss, y: Array, shares: Array) -> bool:
+    """Whether a loss compares outputs with targets themselves, and not with their logarithm, for example.
+
+    The mean of the targets is then a better output than 0.
+    """
+    targets, weights = torch.from_numpy(y), torch.from_numpy(shares)
+    mean, zero = (weights @ targets).repeat(len(targets), 1), torch.zeros_like(targets)
+    at_mean, at_zero = (float(losses_of_samples(loss, outputs, targets) @ weights) for outputs in (mean, zero))
+    return at_mean <= at_zero
 
 
 class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
@@ -103,16 +115,25 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
     def _validate(self, X: Any, y: Any, sample_weight: Any, reset: bool = True) -> tuple[Any, Array, Array]:
         X, y = self._validate_inputs(X, y, multi_output=True, y_numeric=True, reset=reset)
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")  # text passes the check above
-        self._flat = y.ndim == 1
-        return X, y.reshape(len(y), -1), self._weights(sample_weight, X)
+        targets = y.reshape(len(y), -1)
+        if reset:
+            self._flat = y.ndim == 1
+        elif targets.shape[1] != (known := len(self.intercepts_[-1])):
+            raise ValueError(f"y must have as many targets as in the first call ({known}), got {targets.shape[1]}")
+        return X, targets, self._weights(sample_weight, X)
 
     def _task(self, y: Array, weights: Array, dtype: Any) -> Task:
-        shares = weights / weights.sum()
-        center = shares @ y if self.fit_intercept else np.zeros(y.shape[1])
+        loss, shares, none = find_loss(self.loss, REGRESSION), weights / weights.sum(), np.zeros(y.shape[1])
+        center = shares @ y if self.fit_intercept else none
         spread = np.sqrt(shares @ np.square(y - center))
         spread = np.where(spread > 0, spread, 1.0)
+        origin = none
+        if not callable(self.loss):  # differences from the mean are exact where large targets are rounded
+            y, center, origin = y - center, none, center
+        elif not _outputs_are_predictions(loss, y.astype(dtype), shares.astype(dtype)):
+            center, spread = none, np.ones_like(spread)
         targets, center, spread = (torch.from_numpy(np.array(a, dtype)) for a in (y, center, spread))
-        return Task(targets, center, spread, find_loss(self.loss, REGRESSION))
+        return Task(targets, center, spread, loss, torch.from_numpy(origin))
 
     @available_if(takes_streams)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
