@@ -72,6 +72,13 @@ class Solution:
     values: list[float] = field(default_factory=list)
 
 
+Observer = Callable[[Solution], None]
+
+
+def ignore(_: Solution) -> None:
+    """Observe nothing."""
+
+
 @torch.no_grad()
 def minimize(
     objective: Objective,
@@ -80,7 +87,7 @@ def minimize(
     *,
     tol: float,
     max_iter: int,
-    observe: Callable[[Solution], None] = lambda _: None,
+    observe: Observer = ignore,
 ) -> Solution:
     """Minimise F from ``start`` by accelerated proximal gradient steps that never increase it but by rounding.
 

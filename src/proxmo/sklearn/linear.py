@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from math import prod
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from proxmo.layers import with_fields
 from proxmo.penalties import Penalty, TopK, Trimmed
 from proxmo.progress import Progress
-from proxmo.sklearn.full_batch import Objective, Solution, minimize
+from proxmo.sklearn.full_batch import Objective, Observer, Solution, ignore, minimize
 from proxmo.sklearn.goals import Goal
 from proxmo.sklearn.problem import Outcome, Problem
 from proxmo.sklearn.refit import Refit
@@ -20,16 +19,10 @@ from proxmo.sklearn.units import InUnits
 from proxmo.targets import HOLD
 
 PERCENT = 100  # what the progress bar counts: how many steps there will be is not known
-KEPT_TOL = 1e-4  # at least, as more digits do not improve a choice; separable classes would need many steps for each
+KEPT_TOL = 1e-3  # at least, as more digits do not improve a choice; separable classes would need many steps for each
 STAGES = 20  # from all blocks to those that are kept
 DENSE_STEPS = 100  # before the first blocks leave, or a quarter of all steps
 STAGE_STEPS = 20  # for the blocks that are left to take over from those that went; half of all steps for all stages
-
-Observer = Callable[[Solution], None]
-
-
-def _nothing(_: Solution) -> None:
-    """Observe nothing."""
 
 
 class Bar:
@@ -95,13 +88,9 @@ class LinearFit:
         columns = (self.point[:, :-1] != 0).any(0).nonzero()[:, 0]
         refit = Refit.of(self._problem, columns) if whole_columns else None
         if refit is None:
-            return self._minimize(trimmed, left, bar, tol)
-        start, null = refit.enter(self.point), refit.enter(self.null)
-        solution = minimize(Objective(refit.problem, None), start, null, tol=tol, max_iter=left)
-        self.point = refit.leave(solution.point, self._problem.width)
-        self._curve += solution.values
-        bar(replace(solution, point=self.point))
-        return solution
+            objective = Objective(self._problem, trimmed)
+            return self._take(minimize(objective, self.point, self.null, tol=tol, max_iter=left, observe=bar))
+        return self._take(refit.minimize(self.point, self.null, tol=tol, max_iter=left, observe=bar))
 
     def _ramp(self, trimmed: Trimmed, kept: int) -> Iterator[tuple[int, int]]:
         """Yield stages and falling counts, along a cubic as `KeepScheduler` does."""
@@ -115,11 +104,11 @@ class LinearFit:
         """Return a penalty on weights in the units of the data as one on the weights here."""
         return penalty and InUnits(penalty, self._problem.units(1, self._ones))
 
-    def _minimize(
-        self, penalty: Penalty | None, max_iter: int, observe: Observer = _nothing, tol: float | None = None
-    ) -> Solution:
-        objective, tol = Objective(self._problem, penalty), self._tol if tol is None else tol
-        solution = minimize(objective, self.point, self.null, tol=tol, max_iter=max_iter, observe=observe)
+    def _minimize(self, penalty: Penalty | None, max_iter: int, observe: Observer = ignore) -> Solution:
+        objective = Objective(self._problem, penalty)
+        return self._take(minimize(objective, self.point, self.null, tol=self._tol, max_iter=max_iter, observe=observe))
+
+    def _take(self, solution: Solution) -> Solution:
         self.point = solution.point
         self._curve += solution.values
         return solution

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from proxmo.sklearn.full_batch import Objective, Observer, Solution, minimize
 from proxmo.sklearn.inputs import DenseInputs
 from proxmo.sklearn.problem import Problem
 
@@ -40,13 +41,18 @@ class Refit:
         inputs = DenseInputs((values @ back.mT).to(problem.dtype))
         return cls(replace(problem, inputs=inputs), columns, there, back)
 
-    def enter(self, point: Tensor) -> Tensor:
-        """Return a point of the other problem in the coordinates of this one."""
-        weight = (point[:, self.columns].double() @ self._there).to(point.dtype)
-        return torch.cat([weight, point[:, -1:]], 1)
+    def minimize(self, start: Tensor, null: Tensor, *, tol: float, max_iter: int, observe: Observer) -> Solution:
+        """Minimise the loss from a point of the other problem, and return one of those."""
 
-    def leave(self, point: Tensor, width: int) -> Tensor:
-        """Return a point of this problem in the coordinates of the other, which has ``width`` inputs."""
-        weight = point.new_zeros(len(point), width)
-        weight[:, self.columns] = (point[:, :-1].double() @ self._back).to(point.dtype)
+        def leave(solution: Solution) -> Solution:
+            weight = torch.zeros_like(start[:, :-1])
+            weight[:, self.columns] = (solution.point[:, :-1].double() @ self._back).to(weight.dtype)
+            return replace(solution, point=torch.cat([weight, solution.point[:, -1:]], 1))
+
+        objective, show = Objective(self.problem, None), lambda solution: observe(leave(solution))
+        found = minimize(objective, self._enter(start), self._enter(null), tol=tol, max_iter=max_iter, observe=show)
+        return leave(found)
+
+    def _enter(self, point: Tensor) -> Tensor:
+        weight = (point[:, self.columns].double() @ self._there).to(point.dtype)
         return torch.cat([weight, point[:, -1:]], 1)
