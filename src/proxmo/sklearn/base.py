@@ -211,13 +211,14 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> RegularizationPath:
         """Fit a model for each of several strengths, or shares to keep, each from the one before.
 
-        The estimator itself is not fitted. For networks, each model after the first takes a quarter of the epochs.
+        The estimator itself is not fitted. For networks, each model after the first takes a quarter of the epochs, and
+        strengths are solved from the smallest to the largest, since a network without inputs does not get them back.
 
         Args:
             X: inputs.
             y: targets.
             strengths: strengths in place of that of the estimator, or how many, from the smallest one that leaves no
-                input down to a thousandth of it.
+                input down to a thousandth of it; for networks from one at most 4 times as large, found by trying.
             keeps: shares (or counts) of inputs or weights to keep, in place of ``strengths``.
             sample_weight: how much each sample counts.
             cv: the number of folds, or a splitter of scikit-learn, to score each point by cross-validation.

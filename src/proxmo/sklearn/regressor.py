@@ -57,12 +57,13 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
             the inputs do not matter. There is no ``partial_fit`` with ``keep``.
         hidden: the size of a hidden layer with ReLU, or a sequence of sizes; ``()`` for a linear model.
         loss: ``"squared_error"``, (y − f)²/2, ``"huber"``, or a function of outputs and targets, both of shape
-            (n, targets), that returns losses of samples. Losses of several targets are added.
+            (n, targets), that returns losses of samples and is smooth in the outputs. Losses of several targets are
+            added.
         fit_intercept: whether the model has intercepts (biases).
         max_iter: the maximum number of passes over the samples; by default 10,000 for a linear model, and 100 epochs
             for a network or with early stopping.
-        tol: a linear model stops when the estimated gap to the optimum is at most ``tol`` times the objective. With
-            early stopping, the relative decrease of the validation loss that counts as an improvement.
+        tol: a linear model stops when the estimated gap to the optimum is at most ``tol`` times the objective; with
+            ``keep``, at most 1e-3 times, or ``tol`` if that is more. With early stopping, the relative decrease of the validation loss that counts as an improvement.
         batch_size: samples per mini-batch; by default 1/32 of all samples, between 16 and 256.
         early_stopping: train on mini-batches, and stop when the loss on held-back samples no longer falls.
         validation_fraction: the share of samples to hold back, in (0, 1).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 RANGE = 1e-3  # the smallest strength of a grid, relative to the largest
 HALVINGS = 12  # in the search for the largest one
+RISE = 4  # factor on the strength in the search for the largest one of a network,
+RISES = 15  # and how often
 
 
 def trace(
@@ -82,20 +83,38 @@ class Walk:
             checked = [checks.nonnegative("strengths", strength) for strength in _listed("strengths", strengths)]
             return "strength", np.sort(checked)[::-1]
         count = checks.count("strengths", strengths, least=1)
-        largest = self._largest_strength()
+        largest = self._strength_without_inputs()
         return "strength", largest * np.geomspace(1, RANGE, count) if count > 1 else np.array([largest])
 
-    def along(self, name: str, values: Array) -> Iterator[tuple[ProxEstimator, Outcome]]:
-        """Yield a fitted estimator for each value, and what its fit was like."""
-        fitter = self._estimator._fitter(*self._data)
-        for value in values.tolist():
+    def along(self, name: str, values: Array) -> list[tuple[ProxEstimator, Outcome]]:
+        """Return a fitted estimator for each value, and what its fit was like."""
+        fitter, order = self._estimator._fitter(*self._data), values.tolist()
+        # Inputs leave a network for good, as neurons without inputs get no gradient: strengths must rise.
+        rising = name == "strength" and bool(self._estimator._hidden())
+        fitted = []
+        for value in reversed(order) if rising else order:
             model = copy.copy(self._estimator).set_params(**{"strength": None, "keep": None, name: value})
             outcome = fitter.fit(model._goal())
             model._take(outcome)
-            yield model, outcome
+            fitted.append((model, outcome))
+        return fitted[::-1] if rising else fitted
+
+    def _strength_without_inputs(self) -> float:
+        """Return a strength that leaves no input in the model: for networks the first that does as it rises."""
+        strength = self._largest_strength()
+        if not self._estimator._hidden():
+            return strength
+        fitter = copy.copy(self._estimator).set_params(early_stopping=False)._fitter(*self._data)
+        for _ in range(RISES):
+            if not fitter.fit(Goal.of(self._estimator.penalty, strength, None)).layers.weights[0].any():
+                return strength
+            strength *= RISE
+        raise ValueError(
+            f"strengths must be a list for this network: {self._estimator.penalty!r} left inputs in it up to {strength}"
+        )
 
     def _largest_strength(self) -> float:
-        """Return the smallest strength, up to a part in a thousand, that leaves no input in the model."""
+        """Return the smallest strength, up to a part in a thousand, that leaves no input in a linear model."""
         linear = copy.copy(self._estimator).set_params(hidden=(), early_stopping=False)
         fit = linear._fitter(*self._data)
         assert isinstance(fit, LinearFit)
