@@ -228,8 +228,8 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
             path, unfinished = trace(self, X, y, strengths, keeps, sample_weight, cv, scoring)
         if unfinished:
             warnings.warn(
-                f"{unfinished} fits of the path may still be off by more than tol={self.tol}: increase max_iter, or "
-                "leave out the smallest strengths",
+                f"the objective may still be off by more than tol={self.tol} in {unfinished} of the fits of the path: "
+                "increase max_iter, or leave out the smallest strengths",
                 ConvergenceWarning,
                 stacklevel=2,
             )

@@ -60,15 +60,16 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
             with ``penalty="l1"``, where each layer keeps the same share. What is kept is not shrunk, and the units of
             the inputs do not matter. There is no ``partial_fit`` with ``keep``.
         hidden: the size of a hidden layer with ReLU, or a sequence of sizes; ``()`` for a linear model.
-        loss: ``"log_loss"``, ``"squared_hinge"``, or a function of outputs and targets that returns losses of samples and
-            is smooth in the outputs. Two classes have one output, of shape (n, 1), and targets 0 and 1 of that shape; more have an output each
-            and class indices.
+        loss: ``"log_loss"``, ``"squared_hinge"``, or a function of outputs and targets that returns losses of samples
+            and is smooth in the outputs. Two classes have one output, of shape (n, 1), and targets 0 and 1 of that
+            shape; more have an output each and class indices.
         class_weight: ``"balanced"`` or a dictionary from classes to factors on the weights of samples.
         fit_intercept: whether the model has intercepts (biases).
         max_iter: the maximum number of passes over the samples; by default 10,000 for a linear model, and 100 epochs
             for a network or with early stopping.
         tol: a linear model stops when the estimated gap to the optimum is at most ``tol`` times the objective; with
-            ``keep``, at most 1e-3 times, or ``tol`` if that is more. With early stopping, the relative decrease of the validation loss that counts as an improvement.
+            ``keep``, at most 1e-3 times, or ``tol`` if that is more. With early stopping, the relative decrease of the
+            validation loss that counts as an improvement.
         batch_size: samples per mini-batch; by default 1/32 of all samples, between 16 and 256.
         early_stopping: train on mini-batches, and stop when the loss on held-back samples no longer falls.
         validation_fraction: the share of samples to hold back, in (0, 1).

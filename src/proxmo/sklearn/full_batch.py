@@ -116,7 +116,8 @@ def minimize(
             "loss must be finite and have a finite gradient where the model starts, at outputs "
             f"{null[:, -1].tolist()}, got {null_loss}"
         )
-    least, steepest = FLOOR * abs(null_loss), float(null_slopes.abs().max())
+    weights = objective.problem.weights[:, None]
+    least, steepest = FLOOR * abs(null_loss), float((null_slopes.abs() / weights.where(weights > 0, math.inf)).max())
     curvature, rejected, lowest, idle, first_gap = 0.0, 0, math.inf, 0, 0.0
     while len(found.values) < max_iter and not found.converged:
         _, slopes = objective.slopes(outputs_ahead)
@@ -134,7 +135,7 @@ def minimize(
             curvature *= min(max(1.05, needed / curvature), STEEPER)
         value = new_loss + objective.penalty_value(new)
         # Losses are rounded as the outputs are, however small they get; it must not end what the gradient still sees.
-        rounding = 4 * eps * (abs(value) + steepest * float(new_outputs.abs().sum()))
+        rounding = 4 * eps * (abs(value) + steepest * float((weights * new_outputs.abs()).sum()))
         if not value <= found.value + rounding:
             rejected += 1
             if weight == 1.0:
@@ -178,7 +179,8 @@ def _curvature_downhill(objective: Objective, outputs: Tensor, slopes: Tensor, g
     if not steepness > 0:
         return 1.0
     change = objective.outputs(-gradient / steepness)
-    visible = ROUNDING * eps * float(outputs.norm()) / max(float(change.norm()), eps)
+    roots = objective.problem.weights.sqrt()[:, None]
+    visible = ROUNDING * eps * float((roots * outputs).norm()) / max(float((roots * change).norm()), eps)
     length = 1.0
     while math.isfinite(length):
         _, new_slopes = objective.slopes(outputs + length * change)

@@ -40,8 +40,10 @@ class Task(NamedTuple):
 
     def moved_to(self, origin: Tensor) -> Task:
         """Return the task with targets as differences from another origin; for losses of differences."""
+        if torch.equal(self.origin, origin):
+            return self
         moved = (self.targets.double() + (self.origin - origin)).to(self.targets.dtype)
-        return self if torch.equal(self.origin, origin) else self._replace(targets=moved, origin=origin)
+        return self._replace(targets=moved, origin=origin)
 
     def with_one_spread(self) -> Task:
         """Return the task with one scale for all outputs."""
