@@ -44,7 +44,7 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     where s are the sample weights. Nothing is standardised, as in scikit-learn; columns are scaled internally, so badly
     scaled ones do no harm. A linear model is solved on all samples, by accelerated proximal gradient steps, to the
     accuracy ``tol``. Networks, streams (``partial_fit``) and early stopping use `AutoProxSGD` on mini-batches. Sparse
-    matrices are never made dense.
+    matrices are never made dense, except for a few columns that ``keep`` leaves.
 
     Fitted attributes: ``coef_`` and ``intercept_`` (linear models), ``coefs_`` and ``intercepts_`` (of each layer,
     weights of shape (outputs, inputs)), ``selected_`` (a mask of the inputs in use), ``sparsity_`` (the share of zero
