@@ -167,7 +167,7 @@ def test_cross_validation_refuses_what_it_cannot_do(diabetes: tuple[Array, Array
     assert ProxRegressorCV(strengths=[1.0], cv=folds).fit(X, y).best_ == 1.0
 
 
-def test_penalty_of_a_path_keeps_its_own_other_numbers(diabetes: tuple[Array, Array]) -> None:
+def test_strength_replaces_that_of_a_penalty(diabetes: tuple[Array, Array]) -> None:
     X, y = diabetes
     replaced = ProxRegressor(proxmo.L1(7.0), strength=0.1).fit(X, y)
     np.testing.assert_array_equal(replaced.coef_, ProxRegressor(proxmo.L1(0.1)).fit(X, y).coef_)
