@@ -27,8 +27,10 @@ from sklearn.linear_model import Lasso, LogisticRegression, MultiTaskLasso
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils.fixes import parse_version
 
 import proxmo
+import sklearn
 from proxmo.sklearn import ProxClassifier, ProxClassifierCV, ProxRegressor, ProxRegressorCV
 from proxmo.sklearn.inputs import Columns, Inputs
 from proxmo.sklearn.units import InUnits
@@ -63,7 +65,8 @@ def test_l1_classification_reaches_the_objective_of_saga(load: Any) -> None:
     X, y = load(return_X_y=True)
     X, strength = StandardScaler().fit_transform(X), 0.01
     model = ProxClassifier("l1", strength=strength).fit(X, y)
-    options = {"l1_ratio": 1.0, "C": 1 / (strength * len(y)), "solver": "saga", "tol": 1e-6, "max_iter": 20_000}
+    l1 = {"l1_ratio": 1.0} if parse_version(sklearn.__version__) >= parse_version("1.8") else {"penalty": "l1"}
+    options = l1 | {"C": 1 / (strength * len(y)), "solver": "saga", "tol": 1e-6, "max_iter": 20_000}
     saga = LogisticRegression(**options, random_state=0).fit(X, y)
     assert logistic_objective(model, X, y, strength) <= (1 + 1e-6) * logistic_objective(saga, X, y, strength)
     assert disagreements(model, saga) <= 1
@@ -189,6 +192,13 @@ def test_every_penalty_only_lowers_the_objective(penalty: Any) -> None:
     assert np.isfinite(model.loss_curve_).all()
     assert (np.diff(model.loss_curve_) <= 0).all()
     assert model.score(X, y) > 0.6
+
+
+@pytest.mark.parametrize("penalty", [proxmo.L0(100.0), proxmo.TopK(3), proxmo.LHalf(5.0)])
+def test_steps_with_momentum_that_raise_the_objective_are_taken_back(penalty: Any) -> None:
+    X, y = load_diabetes(return_X_y=True)
+    curve = ProxRegressor(penalty, max_iter=200).fit(X, y).loss_curve_
+    assert (np.diff(curve) <= 1e-10 * curve[0]).all()
 
 
 def test_class_weights_and_sample_weights_multiply() -> None:

@@ -21,11 +21,12 @@ from typing_extensions import Self
 
 from proxmo import checks
 from proxmo.sklearn.goals import Goal
-from proxmo.sklearn.inputs import Array, Columns, Inputs
+from proxmo.sklearn.inputs import Array, Inputs
 from proxmo.sklearn.linear import LinearFit
 from proxmo.sklearn.path import RegularizationPath
 from proxmo.sklearn.problem import Layers, Outcome, Problem, Task
-from proxmo.sklearn.stochastic import Network, Samples, StochasticFit, Training
+from proxmo.sklearn.stochastic import Samples, StochasticFit
+from proxmo.sklearn.streams import Stream
 from proxmo.sklearn.walk import trace
 
 FULL_STEPS = 10_000  # steps of a linear model on all samples
@@ -43,7 +44,8 @@ def takes_streams(estimator: ProxEstimator) -> bool:
     return True
 
 
-def _check_sum(weights: Array, samples: str) -> None:
+def check_sum(weights: Array, samples: str) -> None:
+    """Raise if no sample counts."""
     if not weights.sum() > 0:
         raise ValueError(f"the weights of {samples} must have a positive sum, got {weights.sum()}")
 
@@ -87,12 +89,10 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
             X.sum_duplicates()  # parts of one entry are not entries of their own when columns are measured
         return X, y
 
-    def _weights(self, sample_weight: Any, X: Any, factors: Any = 1.0) -> Array:
-        """Return the weights of the samples, times factors that come from the weights of their classes."""
-        if np.min(factors) < 0:
-            raise ValueError(f"class_weight must not be negative, got {np.min(factors)}")
-        weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True) * factors
-        _check_sum(weights, "all samples")
+    def _weights(self, sample_weight: Any, X: Any) -> Array:
+        """Return the weights of the samples."""
+        weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        check_sum(weights, "all samples")
         return weights
 
     def _goal(self) -> Goal:
@@ -131,7 +131,8 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
         goal = self._goal()
         X, y, weights = self._validate(X, y, sample_weight)
         self.__dict__.pop("_stream", None)
-        outcome = self._fitter(X, y, weights).fit(goal)
+        with torch.inference_mode(False), torch.enable_grad():
+            outcome = self._fitter(X, y, weights).fit(goal)
         self._take(outcome)
         if not outcome.converged:
             warnings.warn(
@@ -162,8 +163,8 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
                 )
             rows = np.arange(len(weights))
             train, held = train_test_split(rows, test_size=count, random_state=random, stratify=strata)
-            _check_sum(weights[train], "the samples that are trained on")
-            _check_sum(weights[held], "the samples that are held back")
+            check_sum(weights[train], "the samples that are trained on")
+            check_sum(weights[held], "the samples that are held back")
             problem = self._problem(X[train], task.take(train), weights[train])
             inputs, shares = Inputs.of(X[held], problem.columns), weights[held] / weights[held].sum()
             held_back = Samples(inputs, task.take(held), torch.from_numpy(shares).to(problem.dtype))
@@ -210,43 +211,47 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> RegularizationPath:
         """Fit a model for each of several strengths, or shares to keep, each from the one before.
 
-        The estimator itself is not fitted. For networks, each model after the first takes a quarter of the epochs.
+        The estimator itself is not fitted. For networks, each model after the first takes a quarter of the epochs, and
+        strengths are solved from the smallest to the largest, since a network without inputs does not get them back.
 
         Args:
             X: inputs.
             y: targets.
             strengths: strengths in place of that of the estimator, or how many, from the smallest one that leaves no
-                input down to a thousandth of it.
+                input down to a thousandth of it; for networks from one at most 4 times as large, found by trying.
             keeps: shares (or counts) of inputs or weights to keep, in place of ``strengths``.
             sample_weight: how much each sample counts.
             cv: the number of folds, or a splitter of scikit-learn, to score each point by cross-validation.
             scoring: what to score by, as for ``GridSearchCV``; by default the method ``score``.
         """
-        return trace(self, X, y, strengths, keeps, sample_weight, cv, scoring)
+        with torch.inference_mode(False), torch.enable_grad():
+            path, unfinished = trace(self, X, y, strengths, keeps, sample_weight, cv, scoring)
+        if unfinished:
+            warnings.warn(
+                f"the objective may still be off by more than tol={self.tol} in {unfinished} of the fits of the path: "
+                "increase max_iter, or leave out the smallest strengths",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        return path
 
     def _learn(self, X: Any, y: Array, weights: Array) -> None:
         """Go through a part of a stream once."""
-        goal = self._goal()
-        if not hasattr(self, "_stream"):
-            problem, random = (
-                self._problem(X, self._task(y, weights, X.dtype), weights),
-                check_random_state(self.random_state),
-            )
-            network = Network(problem, self._hidden(), random)
-            if hasattr(self, "coefs_"):
-                network.load(Layers(self.coefs_, self.intercepts_), problem)
-            else:
-                self.loss_curve_, self.n_iter_ = [], 0
-            self._stream = problem, Training(network, problem, goal, horizon=None), random
-        problem, training, random = self._stream
-        task, shares = self._task(y, weights, X.dtype), weights / weights.sum()
-        training.extend(Columns.of(X, shares, center=problem.fit_intercept))
-        inputs = Inputs.of(X.astype(problem.numpy_dtype), problem.columns)
-        samples = Samples(inputs, task, torch.from_numpy(shares).to(problem.dtype))
-        loss = training.epoch(samples, self._batch_size(len(weights)), random)
-        self.loss_curve_ = [*self.loss_curve_, loss + training.penalty_value()]
-        self.n_iter_ += 1
-        self.coefs_, self.intercepts_ = training.network.layers(problem)
+        goal, hidden, layers = self._goal(), self._hidden(), None
+        if hasattr(self, "coefs_"):
+            layers = Layers(self.coefs_, self.intercepts_)
+            if (sizes := tuple(map(len, layers.biases[:-1]))) != hidden:
+                raise ValueError(f"hidden must stay {sizes} in a stream, got {hidden}; fit starts a new model")
+        with torch.inference_mode(False), torch.enable_grad():
+            task = self._task(y, weights, X.dtype)
+            if not hasattr(self, "_stream"):
+                problem, random = self._problem(X, task, weights), check_random_state(self.random_state)
+                self._stream = Stream(problem, weights.mean(), goal, hidden, layers, random)
+            objective = self._stream.learn(goal, X, task, weights, self._batch_size(len(weights)))
+        before = [] if layers is None else self.loss_curve_
+        self.coefs_, self.intercepts_ = self._stream.layers()
+        self.loss_curve_ = [*before, objective]
+        self.n_iter_ = len(self.loss_curve_)
 
     def _outputs(self, X: Any) -> Array:
         """Return the outputs of the model, of shape (samples, outputs)."""

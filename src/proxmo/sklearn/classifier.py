@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import ClassifierMixin
-from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from typing_extensions import Self
 
-from proxmo.sklearn.base import ProxEstimator, takes_streams
+from proxmo.sklearn.base import ProxEstimator, check_sum, takes_streams
 from proxmo.sklearn.inputs import Array
 from proxmo.sklearn.losses import CLASSIFICATION, find_loss
 from proxmo.sklearn.problem import Task
@@ -27,6 +27,14 @@ def _gives_probabilities(estimator: ProxClassifier) -> bool:
     return True
 
 
+def _at_least_two(name: str, values: Any) -> Array:
+    """Return the classes among labels, sorted."""
+    classes = np.unique(values)
+    if len(classes) < 2:
+        raise ValueError(f"{name} must have at least two classes, got one class: {classes.tolist()[0]!r}")
+    return classes
+
+
 class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     r"""A linear classifier or a small network that selects its inputs.
 
@@ -36,7 +44,7 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     where s are the sample weights. Nothing is standardised, as in scikit-learn; columns are scaled internally, so badly
     scaled ones do no harm. A linear model is solved on all samples, by accelerated proximal gradient steps, to the
     accuracy ``tol``. Networks, streams (``partial_fit``) and early stopping use `AutoProxSGD` on mini-batches. Sparse
-    matrices are never made dense.
+    matrices are never made dense, except for a few columns that ``keep`` leaves.
 
     Fitted attributes: ``coef_`` and ``intercept_`` (linear models), ``coefs_`` and ``intercepts_`` (of each layer,
     weights of shape (outputs, inputs)), ``selected_`` (a mask of the inputs in use), ``sparsity_`` (the share of zero
@@ -52,15 +60,16 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
             with ``penalty="l1"``, where each layer keeps the same share. What is kept is not shrunk, and the units of
             the inputs do not matter. There is no ``partial_fit`` with ``keep``.
         hidden: the size of a hidden layer with ReLU, or a sequence of sizes; ``()`` for a linear model.
-        loss: ``"log_loss"``, ``"squared_hinge"``, or a function of outputs and targets that returns losses of samples.
-            Two classes have one output, of shape (n, 1), and targets 0 and 1 of that shape; more have an output each
-            and class indices.
+        loss: ``"log_loss"``, ``"squared_hinge"``, or a function of outputs and targets that returns losses of samples
+            and is smooth in the outputs. Two classes have one output, of shape (n, 1), and targets 0 and 1 of that
+            shape; more have an output each and class indices.
         class_weight: ``"balanced"`` or a dictionary from classes to factors on the weights of samples.
         fit_intercept: whether the model has intercepts (biases).
         max_iter: the maximum number of passes over the samples; by default 10,000 for a linear model, and 100 epochs
             for a network or with early stopping.
-        tol: a linear model stops when the estimated gap to the optimum is at most ``tol`` times the objective. With
-            early stopping, the relative decrease of the validation loss that counts as an improvement.
+        tol: a linear model stops when the estimated gap to the optimum is at most ``tol`` times the objective; with
+            ``keep``, at most 1e-3 times, or ``tol`` if that is more. With early stopping, the relative decrease of the
+            validation loss that counts as an improvement.
         batch_size: samples per mini-batch; by default 1/32 of all samples, between 16 and 256.
         early_stopping: train on mini-batches, and stop when the loss on held-back samples no longer falls.
         validation_fraction: the share of samples to hold back, in (0, 1).
@@ -118,11 +127,22 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     def _validate(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Array, Array]:
         X, y = self._validate_inputs(X, y)
         check_classification_targets(y)
-        self.classes_ = np.unique(y)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y must have at least two classes, got one class: {self.classes_[0]!r}")
-        weights = self._weights(sample_weight, X, compute_sample_weight(self.class_weight, y))
-        return X, np.searchsorted(self.classes_, y), weights
+        self.classes_ = _at_least_two("y", y)
+        return self._encode(X, y, sample_weight)
+
+    def _encode(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Array, Array]:
+        """Return inputs, indices of classes, and weights of samples times those of their classes."""
+        indices, weights = np.searchsorted(self.classes_, y), self._weights(sample_weight, X)
+        if isinstance(self.class_weight, str) and self.class_weight == "balanced":
+            sums = np.bincount(indices, weights, minlength=len(self.classes_))
+            factors = np.divide(sums.sum() / len(sums), sums, out=np.zeros_like(sums), where=sums > 0)
+        else:
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)
+        if factors.min() < 0:
+            raise ValueError(f"class_weight must not be negative, got {factors.min()}")
+        weights = weights * factors[indices]
+        check_sum(weights, "all samples")
+        return X, indices, weights
 
     def _task(self, y: Array, weights: Array, dtype: Any) -> Task:
         loss, classes = find_loss(self.loss, CLASSIFICATION), len(self.classes_)
@@ -132,7 +152,8 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
         else:
             center, targets = logits - logits.mean(), torch.from_numpy(y)
         center = torch.from_numpy(center.astype(dtype)) * float(self.loss == "log_loss")
-        return Task(targets, center, torch.ones_like(center), loss)
+        origin = torch.zeros_like(center, dtype=torch.float64)
+        return Task(targets, center, torch.ones_like(center), loss, origin)
 
     def _strata(self, y: Array) -> Array:
         return y
@@ -155,14 +176,13 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
             raise ValueError(f"class_weight={self.class_weight!r} needs all samples; give sample_weight to partial_fit")
         X, y = self._validate_inputs(X, y, reset=first)
         check_classification_targets(y)
-        given = self.classes_ if classes is None else np.unique(classes)
+        given = self.classes_ if classes is None else _at_least_two("classes", classes)
         if not first and not np.array_equal(given, self.classes_):
-            raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {given!r}")
-        if unknown := sorted(set(np.unique(y)) - set(given)):
-            raise ValueError(f"y must hold classes among {given!r}, got {unknown!r}")
+            raise ValueError(f"classes must be those of the first call, {self.classes_.tolist()}, got {given.tolist()}")
+        if unknown := sorted(set(np.unique(y).tolist()) - set(given.tolist())):
+            raise ValueError(f"y must hold classes among {given.tolist()}, got {unknown}")
         self.classes_ = given
-        weights = self._weights(sample_weight, X, compute_sample_weight(self.class_weight, y))
-        self._learn(X, np.searchsorted(self.classes_, y), weights)
+        self._learn(*self._encode(X, y, sample_weight))
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""Linear models by the accelerated proximal gradient method on all samples, to an accuracy that is known.
+"""Linear models by the accelerated proximal gradient method on all samples, to an accuracy that is estimated.
 
 A linear model is cheap to evaluate on all samples, and its loss is mostly convex. Steps without noise then reach in
 seconds what stochastic ones do not reach at all: four digits of the objective, and the zeros of the solution.
@@ -20,6 +20,9 @@ from proxmo.sklearn.problem import Problem
 FLOOR = 1e-3  # accuracy is relative to F, but not to less than this share of the F of the model without inputs
 RELAX = 0.98  # on the curvature after each step, as it may be smaller elsewhere
 ROUNDING = 64  # a tolerance is at least so many roundings
+SETTLED = 0.01  # a move of this share of the way so far; after longer ones, the way to go may be far longer than that
+LONGER = 100  # factor on the length of the first probe as long as rounding hides its effect
+STEEPER = 10  # the largest factor on the curvature at once: a loss such as exp may overflow a step away
 TRIES = 40  # of a smaller step, before rounding is to blame
 IDLE_STEPS = 200  # without a smaller F, before rounding is to blame
 
@@ -69,6 +72,13 @@ class Solution:
     values: list[float] = field(default_factory=list)
 
 
+Observer = Callable[[Solution], None]
+
+
+def ignore(_: Solution) -> None:
+    """Observe nothing."""
+
+
 @torch.no_grad()
 def minimize(
     objective: Objective,
@@ -77,7 +87,7 @@ def minimize(
     *,
     tol: float,
     max_iter: int,
-    observe: Callable[[Solution], None] = lambda _: None,
+    observe: Observer = ignore,
 ) -> Solution:
     """Minimise F from ``start`` by accelerated proximal gradient steps that never increase it but by rounding.
 
@@ -89,9 +99,9 @@ def minimize(
         objective: F.
         start: where to start.
         null: the point without inputs, which distances and accuracies are measured from.
-        tol: stop when ‖g‖·r ≤ tol·F, where g is a subgradient of F and r the largest distance from ``null`` so far. For
-            a convex F the left-hand side bounds F − F* if the minimiser is within r of the last point. Not finer than
-            rounding allows.
+        tol: stop when ‖g‖·r ≤ tol·F, where g is a subgradient of F and r the largest distance from ``null`` so far,
+            and moves are short compared with r. For a convex F, ‖g‖·r bounds F − F* if the minimiser is within r of the
+            last point. Not finer than rounding allows.
         max_iter: how many steps to take at most.
         observe: called after each step.
     """
@@ -101,7 +111,13 @@ def minimize(
     ahead, outputs_ahead, weight = start, outputs, 1.0
     reach = float((start - null).norm())
     null_loss, null_slopes = objective.slopes(objective.outputs(null))
-    least, steepest = FLOOR * abs(null_loss), float(null_slopes.abs().max())
+    if not (math.isfinite(null_loss) and bool(null_slopes.isfinite().all())):
+        raise ValueError(
+            "loss must be finite and have a finite gradient where the model starts, at outputs "
+            f"{null[:, -1].tolist()}, got {null_loss}"
+        )
+    weights = objective.problem.weights[:, None]
+    least, steepest = FLOOR * abs(null_loss), float((null_slopes.abs() / weights.where(weights > 0, math.inf)).max())
     curvature, rejected, lowest, idle, first_gap = 0.0, 0, math.inf, 0, 0.0
     while len(found.values) < max_iter and not found.converged:
         _, slopes = objective.slopes(outputs_ahead)
@@ -115,17 +131,18 @@ def minimize(
             bend = float(((new_slopes - slopes) * (new_outputs - outputs_ahead)).sum())
             if length == 0 or (bend <= curvature * length and math.isfinite(new_loss)):
                 break
-            curvature = max(1.05 * curvature, bend / length if math.isfinite(bend) else 10 * curvature)
+            needed = bend / length if math.isfinite(bend) else math.inf
+            curvature *= min(max(1.05, needed / curvature), STEEPER)
         value = new_loss + objective.penalty_value(new)
-        found.values.append(min(value, found.value))
         # Losses are rounded as the outputs are, however small they get; it must not end what the gradient still sees.
-        rounding = 4 * eps * (abs(value) + steepest * float(new_outputs.abs().sum()))
+        rounding = 4 * eps * (abs(value) + steepest * float((weights * new_outputs.abs()).sum()))
         if not value <= found.value + rounding:
             rejected += 1
             if weight == 1.0:
                 curvature *= 2
             ahead, outputs_ahead, weight = found.point, outputs, 1.0
             found.converged = rejected > TRIES  # rounding hides what is left to gain
+            found.values.append(found.value)
             continue
         rejected = 0
         reach = max(reach, float((new - null).norm()))
@@ -136,8 +153,10 @@ def minimize(
         ahead, outputs_ahead = new + push * (new - found.point), new_outputs + push * (new_outputs - outputs)
         found.point, found.loss, found.value, outputs, weight = new, new_loss, value, new_outputs, following
         lowest, idle = (value, 0) if value < lowest - rounding else (lowest, idle + 1)
+        found.values.append(value)
         wanted = tol * max(abs(value), least)
-        found.converged = gap <= wanted or idle == IDLE_STEPS
+        settled = math.sqrt(length) <= SETTLED * reach or curvature * length <= rounding
+        found.converged = (gap <= wanted and settled) or idle == IDLE_STEPS
         first_gap = max(first_gap, gap)
         found.progress = 1.0 if found.converged else max(len(found.values) / max_iter, _digits(first_gap, gap, wanted))
         curvature *= RELAX
@@ -151,12 +170,25 @@ def _digits(first: float, now: float, last: float) -> float:
 
 
 def _curvature_downhill(objective: Objective, outputs: Tensor, slopes: Tensor, gradient: Tensor) -> float:
-    """Return the curvature of the loss along its gradient, over a move of length 1; a first guess."""
-    steepness = float(gradient.norm())
+    """Return the curvature of the loss along its gradient, a first guess.
+
+    The move has length 1, or the smallest power of `LONGER` at which its effect on the slopes is more than rounding:
+    outputs may be huge, and the loss of outliers straight.
+    """
+    eps, steepness = torch.finfo(outputs.dtype).eps, float(gradient.norm())
     if not steepness > 0:
         return 1.0
-    move = -gradient / steepness
-    change = objective.outputs(move)
-    _, new_slopes = objective.slopes(outputs + change)
-    bend = float(((new_slopes - slopes) * change).sum())
-    return bend if bend > 0 and math.isfinite(bend) else steepness
+    change = objective.outputs(-gradient / steepness)
+    roots = objective.problem.weights.sqrt()[:, None]
+    visible = ROUNDING * eps * float((roots * outputs).norm()) / max(float((roots * change).norm()), eps)
+    length = 1.0
+    while math.isfinite(length):
+        _, new_slopes = objective.slopes(outputs + length * change)
+        bend = float(((new_slopes - slopes) * change).sum())
+        hidden = ROUNDING * eps * float(((new_slopes.abs() + slopes.abs()) * change.abs()).sum())
+        if not math.isfinite(bend):
+            break
+        if length > visible and abs(bend) > hidden:
+            return abs(bend) / length
+        length *= LONGER
+    return steepness

@@ -45,15 +45,18 @@ class Goal(NamedTuple):
             raise ValueError(f"strength needs a penalty with a field of that name, got penalty={penalty!r}")
         return cls(with_fields(penalty, strength=checks.nonnegative("strength", strength)), None, False)
 
-    def count_to_keep(self, blocks: int, inputs: int) -> int:
-        """Return how many inputs or weights to keep, of ``blocks`` in a model with ``inputs`` inputs."""
+    def count_to_keep(self, blocks: int) -> int:
+        """Return how many inputs or weights to keep, of ``blocks``."""
         assert self.keep is not None
         if isinstance(self.keep, int) and self.keep > blocks:
             counted = "inputs" if self.first_only else "weights"
-            raise ValueError(
-                f"keep must be at most the number of {counted}, {blocks} with n_features={inputs}, got {self.keep}"
-            )
-        return Trimmed(L1(1.0), self.keep).count_to_keep(blocks)
+            raise ValueError(f"keep must be at most the number of {counted} ({blocks}), got {self.keep}")
+        return self.keep if isinstance(self.keep, int) else max(1, round(self.keep * blocks))
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What must stay the same during a stream: which weights are penalised, and what the prox needs."""
+        return type(self.penalty), self.first_only, self.needs_one_scale
 
     @property
     def needs_one_scale(self) -> bool:

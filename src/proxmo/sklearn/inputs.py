@@ -82,6 +82,10 @@ class Inputs(ABC):
         """Return some of the rows."""
 
     @abstractmethod
+    def pick(self, columns: Array) -> Inputs:
+        """Return some of the columns."""
+
+    @abstractmethod
     def times(self, weight: Tensor) -> Tensor:
         """Return A·weightᵀ, of shape (rows, outputs), differentiable in the weight of shape (outputs, columns)."""
 
@@ -100,6 +104,9 @@ class DenseInputs(Inputs):
     def take(self, rows: Array) -> Inputs:
         return DenseInputs(self._values[torch.from_numpy(rows)])
 
+    def pick(self, columns: Array) -> Inputs:
+        return DenseInputs(self._values[:, torch.from_numpy(columns)])
+
     def times(self, weight: Tensor) -> Tensor:
         return functional.linear(self._values, weight)
 
@@ -116,6 +123,10 @@ class SparseInputs(Inputs):
 
     def take(self, rows: Array) -> Inputs:
         return SparseInputs(self._matrix[rows], self._gain, self._shift)
+
+    def pick(self, columns: Array) -> Inputs:
+        picked = torch.from_numpy(columns)
+        return SparseInputs(self._matrix[:, columns], self._gain[picked], self._shift[picked])
 
     def times(self, weight: Tensor) -> Tensor:
         if weight.requires_grad and torch.is_grad_enabled():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from math import prod
 
 import torch
@@ -12,19 +11,35 @@ from torch import Tensor
 from proxmo.layers import with_fields
 from proxmo.penalties import Penalty, TopK, Trimmed
 from proxmo.progress import Progress
-from proxmo.sklearn.full_batch import Objective, Solution, minimize
+from proxmo.sklearn.full_batch import Objective, Observer, Solution, ignore, minimize
 from proxmo.sklearn.goals import Goal
 from proxmo.sklearn.problem import Outcome, Problem
+from proxmo.sklearn.refit import Refit
 from proxmo.sklearn.units import InUnits
 from proxmo.targets import HOLD
 
 PERCENT = 100  # what the progress bar counts: how many steps there will be is not known
+KEPT_TOL = 1e-3  # at least, as more digits do not improve a choice; separable classes would need many steps for each
 STAGES = 20  # from all blocks to those that are kept
-DENSE_STEPS = 100  # before the first blocks leave
-KEPT_STEPS = 500  # for the blocks that stay
-STAGE_STEPS = 20  # steps for the blocks that are left to take over from those that went
+DENSE_STEPS = 100  # before the first blocks leave, or a quarter of all steps
+STAGE_STEPS = 20  # for the blocks that are left to take over from those that went; half of all steps for all stages
 
-Observer = Callable[[Solution], None]
+
+class Bar:
+    """Shows a fit of one or more stages on a progress line."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.stage, self.stages = 0, 1
+
+    def __call__(self, solution: Solution) -> None:
+        zero = solution.point[:, :-1] == 0
+        self._progress.reach(int(PERCENT * (self.stage + solution.progress) / self.stages))
+        self._progress.show(
+            loss=solution.loss,
+            zeros=lambda: f"{float(zero.double().mean()):.0%}",
+            inputs=lambda: int((~zero).any(0).sum()),
+        )
 
 
 class LinearFit:
@@ -40,41 +55,42 @@ class LinearFit:
 
     def fit(self, goal: Goal) -> Outcome:
         """Fit the model to a goal, from the solution of the last one."""
-        self._curve, self._stage, self._stages = [], 0, 1
+        self._curve = []
         with Progress(PERCENT, "fit", shown=self._verbose) as progress:
-
-            def observe(solution: Solution) -> None:
-                zero = solution.point[:, :-1] == 0
-                progress.reach(int(PERCENT * (self._stage + solution.progress) / self._stages))
-                progress.show(
-                    loss=solution.loss,
-                    zeros=lambda: f"{float(zero.double().mean()):.0%}",
-                    inputs=lambda: int((~zero).any(0).sum()),
-                )
-
-            solution = self._solve(goal, observe)
+            bar = Bar(progress)
+            if goal.keep is None:
+                solution = self._minimize(self.in_units(goal.penalty), self._max_iter, bar)
+            else:
+                solution = self._select(goal, bar)
         layers = self._problem.in_data_units([self.point[:, :-1]], [self.point[:, -1]], self._ones)
         return Outcome(layers, solution.loss, solution.value, self._curve, solution.converged)
 
-    def _solve(self, goal: Goal, observe: Observer) -> Solution:
-        if goal.keep is None:
-            return self._minimize(self.in_units(goal.penalty), self._max_iter, observe)
+    def _select(self, goal: Goal, bar: Bar) -> Solution:
+        """Let blocks leave until as many are left as the goal says, and minimise the loss over their weights."""
         assert goal.penalty is not None
         # There is no strength, so blocks are compared by what they contribute: in units of their columns.
         trimmed = Trimmed(with_fields(goal.penalty, strength=HOLD), 1.0)  # type: ignore[arg-type]
         blocks = prod(trimmed.block_shape(self.null[:, :-1]))
-        kept = goal.count_to_keep(blocks, self._problem.width)
-        self._stages = STAGES + 1
+        kept = goal.count_to_keep(blocks)
+        bar.stages = STAGES + 1
         if torch.equal(self.point, self.null):
-            self._minimize(None, DENSE_STEPS, observe)
+            self._minimize(None, min(DENSE_STEPS, self._max_iter // 4), bar)
+        steps = min(STAGE_STEPS, self._max_iter // (2 * STAGES))
         for stage, count in self._ramp(trimmed, kept):
-            self._stage, trimmed.keep = stage, count
-            self._minimize(trimmed, STAGE_STEPS, observe)
-        self._stage = STAGES
-        trimmed.keep = kept
-        solution = self._minimize(trimmed, min(self._max_iter, KEPT_STEPS), observe)
-        # A choice of inputs has been made, which more digits do not improve; without a penalty there may be no minimum.
-        return replace(solution, converged=True)
+            bar.stage, trimmed.keep = stage, count
+            self._minimize(trimmed, steps, bar)
+        bar.stage, trimmed.keep = STAGES, kept
+        solution = self._minimize(trimmed, max(1, steps), bar)
+        left, tol = self._max_iter - len(self._curve), max(self._tol, KEPT_TOL)
+        if solution.converged or left < 1:
+            return solution
+        whole_columns = goal.first_only or self._problem.outputs == 1
+        columns = (self.point[:, :-1] != 0).any(0).nonzero()[:, 0]
+        refit = Refit.of(self._problem, columns) if whole_columns else None
+        if refit is None:
+            objective = Objective(self._problem, trimmed)
+            return self._take(minimize(objective, self.point, self.null, tol=tol, max_iter=left, observe=bar))
+        return self._take(refit.minimize(self.point, self.null, tol=tol, max_iter=left, observe=bar))
 
     def _ramp(self, trimmed: Trimmed, kept: int) -> Iterator[tuple[int, int]]:
         """Yield stages and falling counts, along a cubic as `KeepScheduler` does."""
@@ -88,15 +104,18 @@ class LinearFit:
         """Return a penalty on weights in the units of the data as one on the weights here."""
         return penalty and InUnits(penalty, self._problem.units(1, self._ones))
 
-    def _minimize(self, penalty: Penalty | None, max_iter: int, observe: Observer) -> Solution:
+    def _minimize(self, penalty: Penalty | None, max_iter: int, observe: Observer = ignore) -> Solution:
         objective = Objective(self._problem, penalty)
-        solution = minimize(objective, self.point, self.null, tol=self._tol, max_iter=max_iter, observe=observe)
+        return self._take(minimize(objective, self.point, self.null, tol=self._tol, max_iter=max_iter, observe=observe))
+
+    def _take(self, solution: Solution) -> Solution:
         self.point = solution.point
         self._curve += solution.values
         return solution
 
     def fit_null(self) -> Tensor:
         """Fit the intercept alone, and return the gradient in the weights there."""
-        self._minimize(TopK(0), self._max_iter, lambda _: None)
+        all_zero = TopK(0)  # a constraint
+        self._minimize(all_zero, self._max_iter)
         objective = Objective(self._problem, None)
         return objective.gradient(objective.slopes(objective.outputs(self.point))[1])[:, :-1]

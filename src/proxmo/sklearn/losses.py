@@ -51,12 +51,16 @@ def find_loss(loss: Any, named: dict[str, Loss]) -> Loss:
 
 
 def losses_of_samples(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each sample; raise if a function of the user returns something else."""
+    """Return the loss of each sample in the dtype of the outputs; raise if a function of the user returns no such."""
     losses = loss(outputs, targets)
     if not isinstance(losses, Tensor) or losses.dim() not in (1, 2) or len(losses) != len(outputs):
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(f"loss must return one number per sample, of shape ({len(outputs)},), got {shape}")
-    return losses.sum(1) if losses.dim() == 2 else losses
+    if torch.is_grad_enabled() and outputs.requires_grad and not losses.requires_grad:
+        raise ValueError(
+            f"loss must return a differentiable function of the outputs, got {losses.dtype} numbers without a gradient"
+        )
+    return (losses.sum(1) if losses.dim() == 2 else losses).to(outputs.dtype)
 
 
 def mean_and_slopes(loss: Loss, outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[float, Tensor]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
-
-Array = NDArray[Any]
+from proxmo.sklearn.inputs import Array
 
 
 @dataclass(frozen=True)
 class RegularizationPath:
     """Models along a path, one point for each strength or each share of blocks to keep.
 
-    Points are in the order in which they were solved, each from the solution before: falling strengths, or falling
-    shares. All arrays have one row per point.
+    Points are in the order of falling strengths, or falling shares. Each was solved from the solution before or, for
+    networks over strengths, from the one after. All arrays have one row per point.
 
     >>> import numpy as np
     >>> path = RegularizationPath(

@@ -31,10 +31,19 @@ class Task(NamedTuple):
     spread: Tensor
     """The scale of the outputs: by how much targets differ from the center."""
     loss: Loss
+    origin: Tensor
+    """What was subtracted from the targets, for losses of differences, and is added to the outputs; in float64."""
 
     def take(self, rows: Array) -> Task:
         """Return the task for some of the samples."""
         return self._replace(targets=self.targets[torch.from_numpy(rows)])
+
+    def moved_to(self, origin: Tensor) -> Task:
+        """Return the task with targets as differences from another origin; for losses of differences."""
+        if torch.equal(self.origin, origin):
+            return self
+        moved = (self.targets.double() + (self.origin - origin)).to(self.targets.dtype)
+        return self._replace(targets=moved, origin=origin)
 
     def with_one_spread(self) -> Task:
         """Return the task with one scale for all outputs."""
@@ -101,6 +110,6 @@ class Problem:
         units = self.units(len(weights), spread)
         scaled = [(weight.double() * unit.double()).numpy() for weight, unit in zip(weights, units, strict=True)]
         moved = [bias.double().numpy().copy() for bias in biases]
-        moved[-1] *= spread.double().numpy()
+        moved[-1] = moved[-1] * spread.double().numpy() + self.task.origin.numpy()
         moved[0] -= scaled[0] @ self.columns.mean
         return Layers([w.astype(self.numpy_dtype) for w in scaled], [b.astype(self.numpy_dtype) for b in moved])

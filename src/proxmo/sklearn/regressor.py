@@ -13,8 +13,20 @@ from typing_extensions import Self
 
 from proxmo.sklearn.base import ProxEstimator, takes_streams
 from proxmo.sklearn.inputs import Array
-from proxmo.sklearn.losses import REGRESSION, find_loss
+from proxmo.sklearn.losses import REGRESSION, Loss, find_loss, losses_of_samples
 from proxmo.sklearn.problem import Task
+
+
+@torch.no_grad()
+def _outputs_are_predictions(loss: Loss, y: Array, shares: Array) -> bool:
+    """Whether a loss compares outputs with targets themselves, and not with their logarithm, for example.
+
+    The mean of the targets is then a better output than 0.
+    """
+    targets, weights = torch.from_numpy(y), torch.from_numpy(shares)
+    mean, zero = (weights @ targets).repeat(len(targets), 1), torch.zeros_like(targets)
+    at_mean, at_zero = (float(losses_of_samples(loss, outputs, targets) @ weights) for outputs in (mean, zero))
+    return at_mean <= at_zero
 
 
 class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
@@ -26,7 +38,7 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
     where s are the sample weights. Nothing is standardised, as in scikit-learn; columns are scaled internally, so badly
     scaled ones do no harm. A linear model is solved on all samples, by accelerated proximal gradient steps, to the
     accuracy ``tol``. Networks, streams (``partial_fit``) and early stopping use `AutoProxSGD` on mini-batches. Sparse
-    matrices are never made dense.
+    matrices are never made dense, except for a few columns that ``keep`` leaves.
 
     With the default loss this is the objective of ``Lasso(alpha=strength)``, for several targets of ``MultiTaskLasso``.
 
@@ -45,12 +57,14 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
             the inputs do not matter. There is no ``partial_fit`` with ``keep``.
         hidden: the size of a hidden layer with ReLU, or a sequence of sizes; ``()`` for a linear model.
         loss: ``"squared_error"``, (y − f)²/2, ``"huber"``, or a function of outputs and targets, both of shape
-            (n, targets), that returns losses of samples. Losses of several targets are added.
+            (n, targets), that returns losses of samples and is smooth in the outputs. Losses of several targets are
+            added.
         fit_intercept: whether the model has intercepts (biases).
         max_iter: the maximum number of passes over the samples; by default 10,000 for a linear model, and 100 epochs
             for a network or with early stopping.
-        tol: a linear model stops when the estimated gap to the optimum is at most ``tol`` times the objective. With
-            early stopping, the relative decrease of the validation loss that counts as an improvement.
+        tol: a linear model stops when the estimated gap to the optimum is at most ``tol`` times the objective; with
+            ``keep``, at most 1e-3 times, or ``tol`` if that is more. With early stopping, the relative decrease of the
+            validation loss that counts as an improvement.
         batch_size: samples per mini-batch; by default 1/32 of all samples, between 16 and 256.
         early_stopping: train on mini-batches, and stop when the loss on held-back samples no longer falls.
         validation_fraction: the share of samples to hold back, in (0, 1).
@@ -103,16 +117,25 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
     def _validate(self, X: Any, y: Any, sample_weight: Any, reset: bool = True) -> tuple[Any, Array, Array]:
         X, y = self._validate_inputs(X, y, multi_output=True, y_numeric=True, reset=reset)
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")  # text passes the check above
-        self._flat = y.ndim == 1
-        return X, y.reshape(len(y), -1), self._weights(sample_weight, X)
+        targets = y.reshape(len(y), -1)
+        if reset:
+            self._flat = y.ndim == 1
+        elif targets.shape[1] != (known := len(self.intercepts_[-1])):
+            raise ValueError(f"y must have as many targets as in the first call ({known}), got {targets.shape[1]}")
+        return X, targets, self._weights(sample_weight, X)
 
     def _task(self, y: Array, weights: Array, dtype: Any) -> Task:
-        shares = weights / weights.sum()
-        center = shares @ y if self.fit_intercept else np.zeros(y.shape[1])
+        loss, shares, none = find_loss(self.loss, REGRESSION), weights / weights.sum(), np.zeros(y.shape[1])
+        center = shares @ y if self.fit_intercept else none
         spread = np.sqrt(shares @ np.square(y - center))
         spread = np.where(spread > 0, spread, 1.0)
+        origin = none
+        if not callable(self.loss):  # differences from the mean are exact where large targets are rounded
+            y, center, origin = y - center, none, center
+        elif not _outputs_are_predictions(loss, y.astype(dtype), shares.astype(dtype)):
+            center, spread = none, np.ones_like(spread)
         targets, center, spread = (torch.from_numpy(np.array(a, dtype)) for a in (y, center, spread))
-        return Task(targets, center, spread, find_loss(self.loss, REGRESSION))
+        return Task(targets, center, spread, loss, torch.from_numpy(origin))
 
     @available_if(takes_streams)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:

@@ -22,14 +22,14 @@ from proxmo.sklearn.inputs import Columns, Inputs
 from proxmo.sklearn.losses import losses_of_samples
 from proxmo.sklearn.problem import Layers, Outcome, Problem, Task
 from proxmo.sklearn.units import InUnits
-from proxmo.targets import KeepScheduler
+from proxmo.targets import HOLD, KeepScheduler
 
 Random = np.random.RandomState
 LATER = 4  # a model that starts from another takes this part of the epochs
 
 
 class Samples(NamedTuple):
-    """Inputs with what to predict from them; the weights sum to 1."""
+    """Inputs with what to predict from them; the weights sum to 1, or to how much a part of a stream counts."""
 
     inputs: Inputs
     task: Task
@@ -65,7 +65,8 @@ class Network(nn.Module):
     def load(self, layers: Layers, problem: Problem) -> None:
         """Start from a model in the units of the data."""
         units = problem.units(len(layers.weights), self.spread)
-        biases = [torch.from_numpy(bias.copy()) for bias in layers.biases]
+        biases = [torch.from_numpy(bias.astype(np.float64)) for bias in layers.biases]
+        biases[-1] -= problem.task.origin
         biases[0] += torch.from_numpy(layers.weights[0] @ problem.columns.mean)
         biases[-1] = (biases[-1] - self.center) / self.spread
         for k, (weight, unit) in enumerate(zip(layers.weights, units, strict=True)):
@@ -93,7 +94,7 @@ class Training:
         self.network, self._problem = network, problem
         chosen = list(network.weights)[: 1 if goal.first_only else None]
         free = [p for p in network.parameters() if p.requires_grad and not any(p is w for w in chosen)]
-        self._penalised, self._one_scale = chosen, goal.needs_one_scale
+        self._penalised, self._one_scale, self._kind = chosen, goal.needs_one_scale, goal.kind
         self.penalty = self._penalty(goal)
         groups: list[dict[str, Any]] = [{"params": chosen, "penalty": self.penalty}, {"params": free}]
         self._optimizer = AutoProxSGD(groups)
@@ -102,15 +103,31 @@ class Training:
             self._schedules.append(CosineAnnealingLR(self._optimizer, horizon))
         if goal.keep is not None:
             blocks = [math.prod(self.penalty.block_shape(p)) for p in chosen]  # type: ignore[union-attr]
-            share = goal.count_to_keep(sum(blocks), problem.width) / sum(blocks)
+            self._share = goal.count_to_keep(sum(blocks)) / sum(blocks)
             assert horizon is not None
-            self._schedules.append(KeepScheduler(self._optimizer, share, horizon))
+            self._schedules.append(KeepScheduler(self._optimizer, self._share, max(2, horizon)))
 
     def _penalty(self, goal: Goal) -> Penalty | None:
         if goal.keep is not None:
             # Blocks are compared by what they contribute, not in the units of the data.
             return Trimmed(goal.penalty, 1.0, scope="each")  # type: ignore[arg-type]
         return goal.penalty and InUnits(goal.penalty, self._units())
+
+    def aim_at(self, goal: Goal) -> None:
+        """Go on with another strength, or other numbers of the penalty."""
+        if goal.kind != self._kind:
+            raise ValueError(
+                f"penalty must be of one kind for all parts of a stream, got {goal.penalty}; fit starts a new model"
+            )
+        if isinstance(self.penalty, InUnits) and goal.penalty is not None:
+            self.penalty.penalty = goal.penalty
+
+    @torch.no_grad()
+    def meet_count(self) -> None:
+        """Leave what `keep` allows and nothing else, also after a run of too few steps for its schedule."""
+        if isinstance(self.penalty, Trimmed):
+            self.penalty.keep, self.penalty.penalty.strength = self._share, HOLD
+            self.penalty.prox_([weight.data for weight in self._penalised], 1.0)
 
     def extend(self, columns: Columns) -> None:
         """Measure inputs of a stream that vary for the first time; the function that the network is stays the same."""
@@ -204,7 +221,7 @@ class StochasticFit:
         """Fit the model to a goal, from the solution of the last one."""
         samples = Samples(self._problem.inputs, self._problem.task, self._problem.weights)
         batches = math.ceil(len(samples.weights) / self._batch_size)
-        training = Training(self._network, self._problem, goal, horizon=max(2, self._epochs * batches))
+        training = Training(self._network, self._problem, goal, horizon=self._epochs * batches)
         best, best_epoch, kept = math.inf, 0, None
         curve: list[float] = []
         first = 0 if goal.keep is None else self._epochs // 2 + 1  # while inputs leave, the loss says nothing
@@ -221,7 +238,9 @@ class StochasticFit:
                     break
         if kept is not None:
             self._network.load_state_dict(kept)
+        training.meet_count()
         self._epochs = max(1, len(curve) // LATER) if self._first else self._epochs
         self._first = False
         loss = training.loss(samples)
-        return Outcome(self._network.layers(self._problem), loss, loss + training.penalty_value(), curve, True)
+        objective = loss + training.penalty_value()
+        return Outcome(self._network.layers(self._problem), loss, objective, curve, converged=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from sklearn.base import is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
 from sklearn.utils import _safe_indexing, indexable
+from sklearn.utils.metadata_routing import get_routing_for_object
 from torch import Tensor
 
 from proxmo import checks
@@ -29,24 +29,26 @@ if TYPE_CHECKING:
 
 RANGE = 1e-3  # the smallest strength of a grid, relative to the largest
 HALVINGS = 12  # in the search for the largest one
+RISE = 4  # factor on the strength in the search for the largest one of a network,
+RISES = 15  # and how often
 
 
 def trace(
     estimator: ProxEstimator, X: Any, y: Any, strengths: Any, keeps: Any, sample_weight: Any, cv: Any, scoring: Any
-) -> RegularizationPath:
-    """Return the path; `ProxEstimator.path` has the arguments."""
+) -> tuple[RegularizationPath, int]:
+    """Return the path and how many fits did not converge; `ProxEstimator.path` has the arguments."""
     if (strengths is None) == (keeps is None):
         raise ValueError(f"path takes strengths or keeps, got strengths={strengths!r} and keeps={keeps!r}")
     whole = copy.copy(estimator)
     walk = Walk(whole, X, y, sample_weight)
     name, values = walk.grid(strengths, keeps)
     models, outcomes = zip(*walk.along(name, values), strict=True)
-    scores = None
+    unfinished, scores = sum(not outcome.converged for outcome in outcomes), None
     if cv is not None:
-        folds = check_cv(cv, y, classifier=is_classifier(estimator))
-        scores = _cross_validate(estimator, X, y, sample_weight, name, values, folds, scoring)
+        scores, more = _cross_validate(estimator, X, y, sample_weight, name, values, cv, scoring)
+        unfinished += more
     nonzeros = np.array([model.selected_.sum() for model in models])
-    return RegularizationPath(
+    path = RegularizationPath(
         keeps=values if name == "keep" else None,
         strengths=values if name == "strength" else None,
         coefs=np.stack([_coefficients(model) for model in models]),
@@ -58,6 +60,7 @@ def trace(
         scores=scores,
         best=None if scores is None else _best(scores[0], nonzeros),
     )
+    return path, unfinished
 
 
 class Walk:
@@ -80,20 +83,38 @@ class Walk:
             checked = [checks.nonnegative("strengths", strength) for strength in _listed("strengths", strengths)]
             return "strength", np.sort(checked)[::-1]
         count = checks.count("strengths", strengths, least=1)
-        largest = self._largest_strength()
+        largest = self._strength_without_inputs()
         return "strength", largest * np.geomspace(1, RANGE, count) if count > 1 else np.array([largest])
 
-    def along(self, name: str, values: Array) -> Iterator[tuple[ProxEstimator, Outcome]]:
-        """Yield a fitted estimator for each value, and what its fit was like."""
-        fitter = self._estimator._fitter(*self._data)
-        for value in values.tolist():
+    def along(self, name: str, values: Array) -> list[tuple[ProxEstimator, Outcome]]:
+        """Return a fitted estimator for each value, and what its fit was like."""
+        fitter, order = self._estimator._fitter(*self._data), values.tolist()
+        # Inputs leave a network for good, as neurons without inputs get no gradient: strengths must rise.
+        rising = name == "strength" and bool(self._estimator._hidden())
+        fitted = []
+        for value in reversed(order) if rising else order:
             model = copy.copy(self._estimator).set_params(**{"strength": None, "keep": None, name: value})
             outcome = fitter.fit(model._goal())
             model._take(outcome)
-            yield model, outcome
+            fitted.append((model, outcome))
+        return fitted[::-1] if rising else fitted
+
+    def _strength_without_inputs(self) -> float:
+        """Return a strength that leaves no input in the model: for networks the first that does as it rises."""
+        strength = self._largest_strength()
+        if not self._estimator._hidden():
+            return strength
+        fitter = copy.copy(self._estimator).set_params(early_stopping=False)._fitter(*self._data)
+        for _ in range(RISES):
+            if not fitter.fit(Goal.of(self._estimator.penalty, strength, None)).layers.weights[0].any():
+                return strength
+            strength *= RISE
+        raise ValueError(
+            f"strengths must be a list for this network: {self._estimator.penalty!r} left inputs in it up to {strength}"
+        )
 
     def _largest_strength(self) -> float:
-        """Return the smallest strength, up to a part in a thousand, that leaves no input in the model."""
+        """Return the smallest strength, up to a part in a thousand, that leaves no input in a linear model."""
         linear = copy.copy(self._estimator).set_params(hidden=(), early_stopping=False)
         fit = linear._fitter(*self._data)
         assert isinstance(fit, LinearFit)
@@ -142,18 +163,25 @@ def _is_fixed(penalty: Penalty | None, gradient: Tensor) -> bool:
 
 
 def _cross_validate(
-    estimator: ProxEstimator, X: Any, y: Any, sample_weight: Any, name: str, values: Array, folds: Any, scoring: Any
-) -> tuple[Array, Array]:
-    """Return mean and standard deviation of the scores over the folds."""
+    estimator: ProxEstimator, X: Any, y: Any, sample_weight: Any, name: str, values: Array, cv: Any, scoring: Any
+) -> tuple[tuple[Array, Array], int]:
+    """Return mean and standard deviation of the scores over the folds, and how many fits did not converge."""
+    if isinstance(scoring, (list, tuple, set, dict)):
+        raise TypeError(f"scoring must be one name of a score or one function, got {scoring!r}")
+    folds = check_cv(cv, y, classifier=is_classifier(estimator))
+    if get_routing_for_object(folds).consumes("split", {"groups"}):
+        raise ValueError(f"cv must not need groups, got {cv!r}; pass list(cv.split(X, y, groups)) instead")
     scorer = check_scoring(estimator, scoring)
     X, y, sample_weight = indexable(X, y, None if isinstance(sample_weight, Number) else sample_weight)
-    scores = []
+    scores, unfinished = [], 0
     for train, test in folds.split(X, y):
         known = [None if a is None else _safe_indexing(a, train) for a in (X, y, sample_weight)]
         walk = Walk(copy.copy(estimator), *known)
         unseen = _safe_indexing(X, test), _safe_indexing(y, test)
-        scores.append([scorer(model, *unseen) for model, _ in walk.along(name, values)])
-    return np.mean(scores, axis=0), np.std(scores, axis=0)
+        models, outcomes = zip(*walk.along(name, values), strict=True)
+        scores.append([scorer(model, *unseen) for model in models])
+        unfinished += sum(not outcome.converged for outcome in outcomes)
+    return (np.mean(scores, axis=0), np.std(scores, axis=0)), unfinished
 
 
 def _best(means: Array, nonzeros: Array) -> int:
