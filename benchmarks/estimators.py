@@ -22,6 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,10 +32,11 @@ from matplotlib.figure import Figure
 from scipy.special import expit
 from sklearn.datasets import load_svmlight_file
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression, SGDClassifier
+from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
+from benchmarks.l1_logistic import l1_logistic_regression
 from benchmarks.output import GREY, ORANGE, made_with, write
 from proxmo.experiments.threads import one_thread
 from proxmo.sklearn import ProxClassifier
@@ -99,16 +101,14 @@ def python_sources(folder: Path) -> Data:
 def methods(data: Data) -> dict[str, Callable[[int], Any]]:
     """Return functions from a number of passes to an estimator."""
     strength, samples = data.strength, len(data.y)
-    same = {"l1_ratio": 1.0, "C": 1 / (strength * samples), "tol": 1e-12}
+    logistic = partial(l1_logistic_regression, strength, samples, tol=1e-12, random_state=0)
     found = {
         "ProxClassifier": lambda n: ProxClassifier(strength=strength, max_iter=n),
         "ProxClassifier, early stopping": lambda n: ProxClassifier(
             strength=strength, max_iter=n, early_stopping=True, random_state=0
         ),
-        "LogisticRegression, saga": lambda n: LogisticRegression(solver="saga", max_iter=n, random_state=0, **same),
-        "LogisticRegression, liblinear": lambda n: LogisticRegression(
-            solver="liblinear", max_iter=n, intercept_scaling=100.0, random_state=0, **same
-        ),
+        "LogisticRegression, saga": lambda n: logistic(solver="saga", max_iter=n),
+        "LogisticRegression, liblinear": lambda n: logistic(solver="liblinear", max_iter=n, intercept_scaling=100.0),
         "SGDClassifier": lambda n: SGDClassifier(
             loss="log_loss", penalty="l1", alpha=strength, max_iter=n, tol=None, random_state=0
         ),

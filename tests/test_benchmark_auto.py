@@ -11,9 +11,10 @@ import pytest
 import torch
 from benchmarks import auto, auto_network
 from benchmarks.auto_methods import CELLS, OWN, PEERS, Weights, make, missing_packages
+from benchmarks.l1_logistic import l1_logistic_regression
 from benchmarks.regressions import Regression, regressions
 from benchmarks.targets_tasks import TASKS, Folders, Task
-from sklearn.linear_model import Lasso, LogisticRegression, MultiTaskLasso
+from sklearn.linear_model import Lasso, MultiTaskLasso
 from torch import nn
 from torch.nn import Parameter
 
@@ -65,9 +66,13 @@ def test_reference_of_grouped_least_squares_is_the_multi_task_lasso() -> None:
 
 def test_reference_of_logistic_regression_is_that_of_scikit_learn() -> None:
     problem = REGRESSIONS["logistic, ℓ1, breast-cancer"]
-    strength = 1 / (problem.penalty.strength * len(problem.inputs))
-    model = LogisticRegression(
-        C=strength, l1_ratio=1.0, solver="liblinear", fit_intercept=False, tol=1e-10, max_iter=10_000
+    model = l1_logistic_regression(
+        problem.penalty.strength,
+        len(problem.inputs),
+        solver="liblinear",
+        fit_intercept=False,
+        tol=1e-10,
+        max_iter=10_000,
     )
     check_reference(problem, model.fit(problem.inputs.numpy(), problem.targets[:, 0].numpy()).coef_.T)
 

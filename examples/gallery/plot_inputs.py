@@ -73,7 +73,8 @@ curves["proxmo: trimmed ℓ2,1"] = [(keep, accuracy(model, X_test)) for keep, mo
 lassonet = LassoNetClassifier(
     hidden_dims=(100,), n_iters=(300, 20), lambda_start=350, random_state=0, torch_seed=0, verbose=0
 )
-with warnings.catch_warnings(action="ignore"):
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
     lassonet.path(X, y)
 rankings = {
     "LassoNet, then a network": lassonet.feature_importances_.numpy(),

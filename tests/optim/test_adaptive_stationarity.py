@@ -8,8 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from benchmarks.l1_logistic import l1_logistic_regression
 from sklearn.datasets import load_breast_cancer, load_diabetes
-from sklearn.linear_model import Lasso, LogisticRegression, MultiTaskLasso
+from sklearn.linear_model import Lasso, MultiTaskLasso
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -57,8 +58,8 @@ def logistic() -> tuple[Callable[[Tensor], Tensor], float, Tensor]:
     inputs, labels = load_breast_cancer(return_X_y=True)
     inputs = (inputs - inputs.mean(0)) / inputs.std(0)
     strength, count = 0.02, len(labels)
-    model = LogisticRegression(
-        l1_ratio=1.0, C=1 / (strength * count), solver="liblinear", fit_intercept=False, tol=1e-12, max_iter=100_000
+    model = l1_logistic_regression(
+        strength, count, solver="liblinear", fit_intercept=False, tol=1e-12, max_iter=100_000
     )
     solution = model.fit(inputs, labels).coef_[0]
     data, signs = torch.from_numpy(inputs), torch.from_numpy(2.0 * labels - 1)

@@ -120,7 +120,8 @@ def test_traced_prox_is_right_for_other_inputs(penalty: proxmo.Penalty, shape: t
     expected = prox(second)
     torch.testing.assert_close(torch.vmap(prox)(torch.stack([first, second]))[1], expected)
     torch.testing.assert_close(make_fx(prox)(first)(second), expected)
-    with warnings.catch_warnings(action="ignore"):  # torch.jit is deprecated
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
         torch.testing.assert_close(torch.jit.trace(prox, first)(second), expected)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from benchmarks.l1_logistic import l1_logistic_regression
 from numpy.typing import NDArray
 from sklearn.datasets import (
     load_breast_cancer,
@@ -23,14 +24,12 @@ from sklearn.datasets import (
 )
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_selection import SelectFromModel
-from sklearn.linear_model import Lasso, LogisticRegression, MultiTaskLasso
+from sklearn.linear_model import Lasso, MultiTaskLasso
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.fixes import parse_version
 
 import proxmo
-import sklearn
 from proxmo.sklearn import ProxClassifier, ProxClassifierCV, ProxRegressor, ProxRegressorCV
 from proxmo.sklearn.inputs import Columns, Inputs
 from proxmo.sklearn.units import InUnits
@@ -65,9 +64,7 @@ def test_l1_classification_reaches_the_objective_of_saga(load: Any) -> None:
     X, y = load(return_X_y=True)
     X, strength = StandardScaler().fit_transform(X), 0.01
     model = ProxClassifier("l1", strength=strength).fit(X, y)
-    l1 = {"l1_ratio": 1.0} if parse_version(sklearn.__version__) >= parse_version("1.8") else {"penalty": "l1"}
-    options = l1 | {"C": 1 / (strength * len(y)), "solver": "saga", "tol": 1e-6, "max_iter": 20_000}
-    saga = LogisticRegression(**options, random_state=0).fit(X, y)
+    saga = l1_logistic_regression(strength, len(y), solver="saga", tol=1e-6, max_iter=20_000, random_state=0).fit(X, y)
     assert logistic_objective(model, X, y, strength) <= (1 + 1e-6) * logistic_objective(saga, X, y, strength)
     assert disagreements(model, saga) <= 1
 

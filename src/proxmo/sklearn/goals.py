@@ -45,12 +45,12 @@ class Goal(NamedTuple):
             raise ValueError(f"strength needs a penalty with a field of that name, got penalty={penalty!r}")
         return cls(with_fields(penalty, strength=checks.nonnegative("strength", strength)), None, False)
 
-    def count_to_keep(self, blocks: int) -> int:
-        """Return how many inputs or weights to keep, of ``blocks``."""
+    def count_to_keep(self, blocks: int, inputs: int) -> int:
+        """Return how many inputs or weights to keep, of ``blocks`` in a model with so many inputs."""
         assert self.keep is not None
         if isinstance(self.keep, int) and self.keep > blocks:
-            counted = "inputs" if self.first_only else "weights"
-            raise ValueError(f"keep must be at most the number of {counted} ({blocks}), got {self.keep}")
+            counted = "inputs" if self.first_only else f"weights, {blocks}"
+            raise ValueError(f"keep must be at most the number of {counted} (n_features={inputs}), got {self.keep}")
         return self.keep if isinstance(self.keep, int) else max(1, round(self.keep * blocks))
 
     @property

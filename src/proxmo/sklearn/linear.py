@@ -71,7 +71,7 @@ class LinearFit:
         # There is no strength, so blocks are compared by what they contribute: in units of their columns.
         trimmed = Trimmed(with_fields(goal.penalty, strength=HOLD), 1.0)  # type: ignore[arg-type]
         blocks = prod(trimmed.block_shape(self.null[:, :-1]))
-        kept = goal.count_to_keep(blocks)
+        kept = goal.count_to_keep(blocks, self._problem.width)
         bar.stages = STAGES + 1
         if torch.equal(self.point, self.null):
             self._minimize(None, min(DENSE_STEPS, self._max_iter // 4), bar)

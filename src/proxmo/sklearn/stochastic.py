@@ -103,7 +103,7 @@ class Training:
             self._schedules.append(CosineAnnealingLR(self._optimizer, horizon))
         if goal.keep is not None:
             blocks = [math.prod(self.penalty.block_shape(p)) for p in chosen]  # type: ignore[union-attr]
-            self._share = goal.count_to_keep(sum(blocks)) / sum(blocks)
+            self._share = goal.count_to_keep(sum(blocks), problem.width) / sum(blocks)
             assert horizon is not None
             self._schedules.append(KeepScheduler(self._optimizer, self._share, max(2, horizon)))
 
