@@ -137,8 +137,9 @@ def test_torch_lr_scheduler_leaves_momentum_alone() -> None:
 
 
 def test_optimizer_without_momentum_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"rates must be CosineRates, a plan or a function .*, got 0\.1"):
-        proxmo.RateScheduler(proxmo.ProxSGD([torch.zeros(2)]), 0.1)  # type: ignore[arg-type]
+    for wrong in (0.1, CosineRates):
+        with pytest.raises(TypeError, match=r"rates must be CosineRates, a plan or a function .*, got (0\.1|<class)"):
+            proxmo.RateScheduler(proxmo.ProxSGD([torch.zeros(2)]), wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="optimizer must have a momentum in each group, got Adagrad"):
         proxmo.RateScheduler(torch.optim.Adagrad([torch.zeros(1, requires_grad=True)]), rates)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -140,7 +141,8 @@ def test_evaluate_is_called_before_training() -> None:
 
     with pytest.raises(TypeError, match="evaluate must return a number, got None"):
         proxmo.shrink(network(), loss, regression(), evaluate=evaluate)
-    _, report = proxmo.shrink(
-        network(), nn.functional.mse_loss, regression(), epochs=1, evaluate=lambda m: torch.ones(1)
-    )
-    assert report.score == (1.0, 1.0)
+    for one in (torch.ones(1), np.array(1.0)):
+        _, report = proxmo.shrink(
+            network(), nn.functional.mse_loss, regression(), epochs=1, evaluate=lambda model, one=one: one
+        )
+        assert report.score == (1.0, 1.0)

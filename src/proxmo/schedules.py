@@ -48,7 +48,7 @@ class RateScheduler(LRScheduler):
         for group in optimizer.param_groups:
             if "momentum" not in group:
                 raise ValueError(f"optimizer must have a momentum in each group, got {type(optimizer).__name__}")
-        if not callable(rates):
+        if not callable(rates) or isinstance(rates, type):  # a class, called, would make rates and not return them
             raise TypeError(f"rates must be CosineRates, a plan or a function from the step to Rates, got {rates!r}")
         self.rates = rates
         super().__init__(optimizer, last_epoch)

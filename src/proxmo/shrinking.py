@@ -14,6 +14,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -169,7 +170,7 @@ def _check_functions(loss: Any, evaluate: Any) -> None:
 
 def _score(evaluate: Callable[[nn.Module], float], model: nn.Module) -> float:
     found: Any = evaluate(model)
-    if isinstance(found, Tensor) and found.numel() == 1:
+    if isinstance(found, (Tensor, np.ndarray)) and math.prod(found.shape) == 1:
         found = found.item()
     if not isinstance(found, Real):
         raise TypeError(f"evaluate must return a number, got {found!r}")
@@ -205,13 +206,11 @@ def _to_device(x: Any, device: torch.device) -> Any:
 
 
 def _first_inputs(loader: Iterable[tuple[Any, Any]]) -> Any:
-    try:
-        is_iterator = iter(loader) is loader
-    except TypeError:
+    if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         raise TypeError(
             f"loader must give pairs (inputs, targets), such as a DataLoader or a list, got {type(loader).__name__}"
-        ) from None
-    if is_iterator:
+        )
+    if iter(loader) is loader:
         raise TypeError("loader must be iterable more than once, such as a DataLoader or a list, got an iterator")
     for batch in loader:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:

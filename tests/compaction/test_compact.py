@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import proxmo
 from compaction.models import CASES, call, make
 from proxmo import CompactionError, GroupL2, ProxSGD, compact, unit_groups
+from proxmo.compaction.report import layer_widths
 
 
 def zero_units(optimizer: ProxSGD, share: float) -> None:
@@ -251,10 +252,21 @@ def test_requires_grad_training_mode_and_dtype_are_kept() -> None:
     assert {p.dtype for p in small.parameters()} == {torch.float64}
 
 
+def test_widths_are_those_of_layers_of_all_kinds() -> None:
+    class Conv1D(nn.Module):  # as that of transformers: the weight is (inputs, outputs)
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.zeros(3, 7)), nn.Parameter(torch.zeros(7))
+
+    layers = {"lstm": nn.LSTM(3, 5), "cell": nn.GRUCell(3, 4), "conv": nn.Conv2d(1, 2, 3), "other": Conv1D()}
+    assert layer_widths(nn.ModuleDict({**layers, "norm": nn.LayerNorm(3)})) == {
+        "lstm": 5, "cell": 4, "conv": 2, "other": 7,
+    }  # fmt: skip
+
+
 def with_nan() -> nn.Module:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    with torch.no_grad():
-        model[1].weight[0, 0] = math.nan
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    model[1].running_mean[0] = math.nan  # type: ignore[index]
     return model
 
 
@@ -277,7 +289,7 @@ class Noise(nn.Module):
         (nn.LazyLinear(2), ValueError, "model must have no uninitialized parameters"),
         (nn.Sequential(nn.Linear(2, 2), Noise()), CompactionError, "the model is not deterministic"),
         ("model", TypeError, "model must be an nn.Module"),
-        (with_nan(), ValueError, "model must have no NaN in its parameters, got some in '1.weight'"),
+        (with_nan(), CompactionError, "the outputs on example_inputs have NaN, .*; '1.running_mean' has NaN, too"),
     ],
 )
 def test_models_that_cannot_be_compacted_are_refused(model: Any, error: type[Exception], message: str) -> None:

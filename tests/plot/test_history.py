@@ -84,7 +84,12 @@ def test_schedulers_histories_monitors_and_reports_are_runs() -> None:
     assert drawn(shares)["groups left"][1][-1] == 0.25
 
 
-@pytest.mark.parametrize("run", [{}, {"loss": []}, proxmo.History(), {"loss": [math.nan, math.inf]}])
+def test_runs_without_finite_numbers_say_so() -> None:
+    loss, penalty, _ = plot.history({"loss": [math.nan, math.inf]})
+    assert (texts(loss), texts(penalty)) == (["not finite"], ["not recorded"])
+
+
+@pytest.mark.parametrize("run", [{}, {"loss": []}, proxmo.History(), {"loss": [math.nan]}])
 def test_empty_run_is_drawn(run: Any) -> None:
     axes = plot.history(run)
     axes[0].figure.canvas.draw()
@@ -122,6 +127,15 @@ def test_long_noisy_loss_has_a_running_mean() -> None:
     assert np.ptp(mean.get_ydata()) < 0.3 * np.ptp(values)
 
 
+def test_running_mean_of_a_line_is_that_line_and_leaves_other_runs_alone() -> None:
+    falling = np.linspace(1, 0.5, 500)
+    axes = plot.history({"loss": falling, "phase": ["warm-up"] * 500})
+    np.testing.assert_allclose(axes[0].lines[1].get_ydata(), falling)
+    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["loss", "running mean"]
+    plot.history({"loss": falling + 1}, ax=axes)
+    assert [line.get_label() for line in axes[0].lines] == ["loss", "running mean"] * 2
+
+
 @pytest.mark.parametrize(
     ("losses", "scale"), [([100.0, 10.0, 0.5], "log"), ([1.0, 0.5, 0.0], "linear"), ([2.0, 1.0], "linear")]
 )
@@ -145,8 +159,9 @@ def test_opens_one_figure_without_axes() -> None:
     [
         ([0.5, 0.4], None, TypeError, "run must be a KeepScheduler, .*, got list"),
         ({"Loss": [1.0]}, None, ValueError, "run must have some of the columns loss, .*, got Loss"),
-        ({"loss": 3.0}, None, ValueError, "run must have sequences of numbers as columns, got 3.0 for 'loss'"),
-        ({"loss": [1.0], "step": [1, 2]}, None, ValueError, "run must have columns of one length, got {'loss': 1, "),
+        ({"loss": 3.0}, None, ValueError, r"run must have a sequence of numbers as 'loss', got an array of shape \(\)"),
+        ({"loss": ["a"]}, None, ValueError, "run must have a sequence of numbers as 'loss': could not convert"),
+        ({"loss": [1.0], "step": [1, 2]}, None, ValueError, "run must have columns of one length, got {'step': 2, "),
         (RUN, Figure().subplots(), TypeError, "ax must be 3 Axes of matplotlib, for loss, penalty, shares, got"),
     ],
 )

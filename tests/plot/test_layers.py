@@ -47,9 +47,10 @@ def test_model_has_one_bar_per_layer() -> None:
 
 def test_long_names_keep_their_numbers_and_their_end() -> None:
     layers = [f"transformer.encoder.layers.{layer}.self_attn.out_proj" for layer in (1, 11)]
-    widths = {**dict.fromkeys(layers, (8, 4)), "a_name_that_is_longer_than_labels": (2, 1)}
+    deep = "a.b.c.d.e.f.g.10.h.i.j.k.l.m.out_proj"
+    widths = {**dict.fromkeys([*layers, deep], (8, 4)), "a_name_that_is_longer_than_labels": (2, 1)}
     ax = plot.layers(proxmo.CompactionReport((1, 1), (1, 1), widths, 0.0, []))
-    assert names(ax) == ["t.e.l.1.s.out_proj", "t.e.l.11.s.out_proj", "a_name_that…than_labels"]
+    assert names(ax) == ["t.e.l.1.s.out_proj", "t.e.l.11.s.out_proj", "10.out_proj", "a_name_that…than_labels"]
 
 
 @pytest.mark.parametrize("of", [nn.ReLU(), proxmo.CompactionReport((1, 1), (1, 1), {}, 0.0, [])])
@@ -76,7 +77,7 @@ def test_draws_on_the_axes_that_it_is_given() -> None:
 @pytest.mark.parametrize(
     ("of", "ax", "message"),
     [
-        ({"0": (8, 4)}, None, "of must be what compact or shrink reported, or a model, got dict"),
+        ({"0": (8, 4)}, None, "of must be a report of compact or shrink, or a model, got dict"),
         (REPORT, Figure(), "ax must be an Axes of matplotlib, got Figure"),
     ],
 )

@@ -56,7 +56,6 @@ def compact(model: nn.Module, example_inputs: ExampleInputs) -> tuple[nn.Module,
     """
     inputs = ModelInputs.from_example(example_inputs)
     original = working_copy(model)
-    _check_weights(original)
     pruner = Pruner(original, Probes.of(original, inputs))
     small = pruner.run()
     difference = pruner.output_difference(small)
@@ -93,13 +92,6 @@ def working_copy(model: nn.Module) -> nn.Module:
     except Exception as error:
         hint = "; pass the unsharded model" if shards.any_sharded(model.parameters()) else ""
         raise CompactionError(f"the model cannot be copied: {error}{hint}") from error
-
-
-def _check_weights(model: nn.Module) -> None:
-    """Raise if a weight is NaN: it would make outputs equal whatever is removed."""
-    for name, p in model.named_parameters():
-        if p.isnan().any():
-            raise ValueError(f"model must have no NaN in its parameters, got some in {name!r}")
 
 
 def _restore_modes(small: nn.Module, model: nn.Module) -> None:

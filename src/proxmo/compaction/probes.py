@@ -43,6 +43,11 @@ class Probes:
                 "the model must return tensors, alone or in tuples, lists, dictionaries or dataclasses, got "
                 f"{type(example.call(model)).__name__}"
             )
+        if any(output.isnan().any() for output in outputs):
+            own = (*model.named_parameters(), *model.named_buffers())
+            broken = [name for name, tensor in own if tensor.isnan().any()]
+            where = f"; {broken[0]!r} has NaN, too" if broken else ""
+            raise CompactionError(f"the outputs on example_inputs have NaN, which would hide what changes{where}")
         if not are_close(example.output_tensors(model), outputs):
             raise CompactionError("the model is not deterministic in evaluation mode")
         others = (*other_sizes(model, example), *other_numbers(model, example))

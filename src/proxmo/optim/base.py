@@ -205,7 +205,8 @@ class ProxOptimizer(Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group, as in every torch optimizer. Raises an error if its options or penalty do not fit."""
         if isinstance(param_group, dict) and "params" not in param_group:
-            raise ValueError(f"a parameter group must have the key 'params', got {', '.join(map(repr, param_group))}")
+            got = ", ".join(map(repr, param_group)) or "none"
+            raise ValueError(f"a parameter group must have the key 'params', got {got}")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
@@ -15,8 +16,8 @@ from proxmo.plot.style import BLUE, GREEN, GREY, ORANGE, PINK, AxesArray, say_em
 Array = NDArray[np.float64]
 
 WIDE = 100.0  # a loss whose largest value is so many times its smallest is drawn on a log axis
-NOISY = 100  # values from which on a running mean of the loss is drawn
-WINDOW = 1 / 25  # of the run, for that mean
+NOISY = 100  # a loss with at least so many values gets a running mean
+WINDOW = 1 / 25  # the part of the run that each mean is over
 DRAWN = ("loss", "penalty", "zeros", "kept", "keep")
 
 
@@ -41,8 +42,10 @@ def history(run: Any, *, ax: Any = None) -> AxesArray:
     length = max(map(len, columns.values()), default=0)
     steps = columns.get("step", np.arange(length, dtype=np.float64))
     top, middle, bottom = axes = several_axes(ax, ("loss", "penalty", "shares"), rows=3, height=5.4)
+    others = len(top.lines)
     _draw(top, steps, columns, {"loss": ("loss", BLUE, "-")})
-    _draw_mean(top)
+    for line in top.lines[others:]:
+        _draw_mean(top, line)
     _draw(middle, steps, columns, {"penalty": ("ψ", ORANGE, "-")})
     _draw(
         bottom,
@@ -67,13 +70,21 @@ def _columns(run: Any) -> dict[str, Array]:
         raise TypeError(f"run must be {takes}, got {type(run).__name__}")
     if found and not set(found) & set(DRAWN):
         raise ValueError(f"run must have some of the columns {', '.join(DRAWN)}, got {', '.join(map(str, found))}")
-    columns = {name: np.array(values, dtype=np.float64) for name, values in found.items()}
-    if scalars := [name for name, values in columns.items() if values.ndim != 1]:
-        raise ValueError(f"run must have sequences of numbers as columns, got {found[scalars[0]]!r} for {scalars[0]!r}")
+    columns = {name: _as_numbers(name, found[name]) for name in ("step", *DRAWN) if name in found}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"run must have columns of one length, got {lengths}")
     return columns
+
+
+def _as_numbers(name: str, values: Any) -> Array:
+    try:
+        numbers = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"run must have a sequence of numbers as {name!r}: {error}") from error
+    if numbers.ndim != 1:
+        raise ValueError(f"run must have a sequence of numbers as {name!r}, got an array of shape {numbers.shape}")
+    return numbers
 
 
 def _draw(ax: Axes, steps: Array, columns: dict[str, Array], lines: dict[str, tuple[str, str, str]]) -> None:
@@ -98,23 +109,24 @@ def _draw(ax: Axes, steps: Array, columns: dict[str, Array], lines: dict[str, tu
                 markevery=np.flatnonzero(alone).tolist(),
             )
     if not ax.lines:
-        say_empty(ax, "not recorded")
+        recorded = any(not np.isnan(columns[name]).all() for name in lines if name in columns)
+        say_empty(ax, "not finite" if recorded else "not recorded")
     elif len(lines) > 1:
         ax.legend(frameon=False, ncols=len(ax.lines), loc="lower center", bbox_to_anchor=(0.5, 1.0), borderaxespad=0)
     tidy(ax)
 
 
-def _draw_mean(ax: Axes) -> None:
+def _draw_mean(ax: Axes, line: Line2D) -> None:
     """Draw the running mean of a long line over it."""
-    for line in list(ax.lines):
-        values = np.asarray(line.get_ydata(), dtype=np.float64)
-        if len(values) < NOISY or not np.isfinite(values).all():
-            continue
-        half = max(1, round(WINDOW * len(values) / 2))
-        padded = np.pad(values, half, mode="reflect")  # or the ends of the mean would be noisier, or bent
-        mean = np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")
-        ax.plot(line.get_xdata(), mean, label="running mean", color=line.get_color(), linewidth=1.8)
-        line.set(alpha=0.3, linewidth=0.8)
+    values = np.asarray(line.get_ydata(), dtype=np.float64)
+    if len(values) < NOISY or not np.isfinite(values).all():
+        return
+    half = max(1, round(WINDOW * len(values) / 2))
+    padded = np.pad(values, half, mode="reflect", reflect_type="odd")  # so that a trend goes on beyond the ends
+    mean = np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")
+    ax.plot(line.get_xdata(), mean, label="running mean", color=line.get_color(), linewidth=1.8)
+    line.set(alpha=0.3, linewidth=0.8)
+    ax.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), borderaxespad=0)
 
 
 def _log_if_wide(ax: Axes, values: Array) -> None:

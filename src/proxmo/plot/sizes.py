@@ -65,11 +65,11 @@ def _widths(of: Any) -> tuple[dict[str, int], dict[str, int]]:
         }
     if isinstance(report, nn.Module):
         return {}, layer_widths(report)
-    raise TypeError(f"of must be what compact or shrink reported, or a model, got {type(of).__name__}")
+    raise TypeError(f"of must be a report of compact or shrink, or a model, got {type(of).__name__}")
 
 
 def _short(name: str) -> str:
-    """Return the name; if it is long, with the first letters of modules, as far as needed, but with all their numbers.
+    """Return the name; if it is long, with the first letters of modules, as far as needed, or their numbers only.
 
     >>> _short("bert.encoder.layer.0.attention.output.dense")
     'b.e.l.0.a.output.dense'
@@ -80,4 +80,6 @@ def _short(name: str) -> str:
             break
         if not part.isdigit():
             parts[index] = part[:1]
+    if len(".".join(parts)) > LONGEST:
+        parts = [*filter(str.isdigit, parts[:-1]), parts[-1]]
     return as_label(".".join(parts))
