@@ -20,7 +20,7 @@ from proxmo.sklearn.problem import Problem
 FLOOR = 1e-3  # accuracy is relative to F, but not to less than this share of the F of the model without inputs
 RELAX = 0.98  # on the curvature after each step, as it may be smaller elsewhere
 ROUNDING = 64  # a tolerance is at least so many roundings
-SETTLED = 0.01  # a move of this share of the way so far; after longer ones, the way to go may be far longer than that
+SETTLED = 0.01  # moves shorter than this share of the distance from the null model are needed to converge
 LONGER = 100  # factor on the length of the first probe as long as rounding hides its effect
 STEEPER = 10  # the largest factor on the curvature at once: a loss such as exp may overflow a step away
 TRIES = 40  # of a smaller step, before rounding is to blame
@@ -107,7 +107,9 @@ def minimize(
     """
     eps = torch.finfo(start.dtype).eps
     tol = max(tol, ROUNDING * eps)
-    found, outputs = Solution(start), objective.outputs(start)
+    outputs = objective.outputs(start)
+    start_loss, _ = objective.slopes(outputs)
+    found = Solution(start, start_loss, start_loss + objective.penalty_value(start))
     ahead, outputs_ahead, weight = start, outputs, 1.0
     reach = float((start - null).norm())
     null_loss, null_slopes = objective.slopes(objective.outputs(null))

@@ -22,7 +22,7 @@ PERCENT = 100  # what the progress bar counts: how many steps there will be is n
 KEPT_TOL = 1e-3  # at least, as more digits do not improve a choice; separable classes would need many steps for each
 STAGES = 20  # from all blocks to those that are kept
 DENSE_STEPS = 100  # before the first blocks leave, or a quarter of all steps
-STAGE_STEPS = 20  # for the blocks that are left to take over from those that went; half of all steps for all stages
+STAGE_STEPS = 20  # in each stage, to refit the blocks that are left; half of all steps for all stages
 
 
 class Bar:
@@ -87,10 +87,12 @@ class LinearFit:
         whole_columns = goal.first_only or self._problem.outputs == 1
         columns = (self.point[:, :-1] != 0).any(0).nonzero()[:, 0]
         refit = Refit.of(self._problem, columns) if whole_columns else None
-        if refit is None:
-            objective = Objective(self._problem, trimmed)
-            return self._take(minimize(objective, self.point, self.null, tol=tol, max_iter=left, observe=bar))
-        return self._take(refit.minimize(self.point, self.null, tol=tol, max_iter=left, observe=bar))
+        if refit is not None:
+            refitted = refit.minimize(self.point, self.null, tol=tol, max_iter=left, observe=bar)
+            if refitted.loss <= solution.loss:  # not if rounding of large weights that nearly cancel has raised it
+                return self._take(refitted)
+        objective = Objective(self._problem, trimmed)
+        return self._take(minimize(objective, self.point, self.null, tol=tol, max_iter=left, observe=bar))
 
     def _ramp(self, trimmed: Trimmed, kept: int) -> Iterator[tuple[int, int]]:
         """Yield stages and falling counts, along a cubic as `KeepScheduler` does."""
