@@ -157,6 +157,28 @@ def test_path_of_a_network_goes_from_no_inputs_to_all(diabetes: tuple[Array, Arr
     assert len(set(path.nonzeros)) > 2
 
 
+def test_path_of_a_network_starts_without_inputs_where_linear_models_find_nothing() -> None:
+    x = np.linspace(-1, 1, 200)[:, None]
+    bits = np.random.RandomState(0).randint(0, 2, (200, 2))
+    corners = np.tile([[0, 0], [0, 1], [1, 0], [1, 1]], (50, 1))
+    for X, y in ((x, x[:, 0] ** 2), (1e6 * x, 1e3 * x[:, 0] ** 2), (corners, corners[:, 0] ^ corners[:, 1])):
+        path = ProxRegressor(hidden=8, max_iter=12, random_state=0).path(X, y, strengths=4)
+        assert path.nonzeros[0] == 0
+        assert path.nonzeros[-1] == X.shape[1]
+    path = ProxClassifier(hidden=8, max_iter=12, random_state=0).path(bits, bits[:, 0] ^ bits[:, 1], strengths=4)
+    assert path.nonzeros.tolist() == [0, 2, 2, 2]
+
+
+@pytest.mark.parametrize("hidden", [(), (4,)])
+def test_path_of_constant_targets_has_falling_strengths(hidden: tuple[int, ...]) -> None:
+    x = np.linspace(-1, 1, 100)[:, None]
+    path = ProxRegressor(hidden=hidden, max_iter=10, random_state=0).path(x, np.full(100, 2.0), strengths=4)
+    assert path.strengths is not None
+    assert (path.strengths > 0).all()
+    assert (np.diff(path.strengths) < 0).all()
+    assert path.nonzeros[0] == 0
+
+
 def test_cross_validation_refuses_what_it_cannot_do(diabetes: tuple[Array, Array]) -> None:
     X, y = diabetes
     with pytest.raises(TypeError, match="scoring must be one"):

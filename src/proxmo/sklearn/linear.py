@@ -115,9 +115,15 @@ class LinearFit:
         self._curve += solution.values
         return solution
 
-    def fit_null(self) -> Tensor:
-        """Fit the intercept alone, and return the gradient in the weights there."""
+    def fit_null(self) -> tuple[Tensor, Tensor]:
+        """Fit the intercept alone, and return the gradient in the weights there, and the largest one for any inputs.
+
+        The largest one is that of inputs which are proportional to the slopes of the samples; ones if all slopes are 0.
+        """
         all_zero = TopK(0)  # a constraint
         self._minimize(all_zero, self._max_iter)
-        objective = Objective(self._problem, None)
-        return objective.gradient(objective.slopes(objective.outputs(self.point))[1])[:, :-1]
+        objective, weights = Objective(self._problem, None), self._problem.weights[:, None]
+        _, slopes = objective.slopes(objective.outputs(self.point))
+        gradient = objective.gradient(slopes)[:, :-1]
+        largest = (slopes.square() / weights.where(weights > 0, torch.inf)).sum(0).sqrt()
+        return gradient, (largest if bool(largest.any()) else torch.ones_like(largest))[:, None].expand_as(gradient)
