@@ -76,6 +76,30 @@ def test_stream_takes_a_new_strength_and_refuses_a_new_architecture(cancer: tupl
         network.partial_fit(X, y)
 
 
+def test_stream_refuses_another_fit_intercept(cancer: tuple[Array, Array]) -> None:
+    X, y = cancer
+    for model in (stream(X, y), ProxClassifier().fit(X, y)):
+        with pytest.raises(ValueError, match="fit_intercept must stay True in a stream, got False"):
+            model.set_params(fit_intercept=False).partial_fit(X[:100], y[:100])
+        model.set_params(fit_intercept=True).partial_fit(X[:100], y[:100])
+
+
+@pytest.mark.parametrize("hidden", [(), (4,)])
+def test_stream_goes_on_after_a_part_that_failed(diabetes: tuple[Array, Array], hidden: tuple[int, ...]) -> None:
+    X, y = diabetes
+    broken = np.where(np.arange(len(y)) == 7, 1e200, y)
+    model = ProxRegressor(hidden=hidden, random_state=0, loss=lambda f, t: (f - t).square())
+    with pytest.raises(ValueError, match="no longer finite"), np.errstate(over="ignore"):
+        model.partial_fit(X[:, :5], broken)
+    model.partial_fit(X, y)  # of another width
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="no longer finite"), np.errstate(over="ignore"):
+        model.partial_fit(X, broken)
+    np.testing.assert_array_equal(model.predict(X), before)
+    assert np.isfinite(model.partial_fit(X, y).predict(X)).all()
+    assert model.n_iter_ == 2
+
+
 def test_number_of_targets_of_a_stream_stays(diabetes: tuple[Array, Array]) -> None:
     X, y = diabetes
     Y = np.c_[y, -y]
