@@ -104,6 +104,12 @@ def test_losses_that_cannot_be_minimised_are_refused(
             model(loss=loss, hidden=hidden, max_iter=3).fit(X, targets)
 
 
+@pytest.mark.parametrize("model", [ProxRegressor, ProxClassifier])
+def test_class_of_losses_is_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match="loss must be one of .* or a function of outputs and targets, got <class"):
+        model(loss=torch.nn.MSELoss).fit([[0.0], [1.0]], [0, 1])
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("hidden", [(), (4,)])
 def test_fits_under_modes_without_gradients(diabetes: tuple[Array, Array], mode: Any, hidden: Any) -> None:
