@@ -38,7 +38,8 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
     where s are the sample weights. Nothing is standardised, as in scikit-learn; columns are scaled internally, so badly
     scaled ones do no harm. A linear model is solved on all samples, by accelerated proximal gradient steps, to the
     accuracy ``tol``. Networks, streams (``partial_fit``) and early stopping use `AutoProxSGD` on mini-batches. Sparse
-    matrices are never made dense, except for a few columns that ``keep`` leaves.
+    matrices are never made dense, except for the columns that ``keep`` leaves in a linear model, if samples·columns² is
+    at most 1e9.
 
     With the default loss this is the objective of ``Lasso(alpha=strength)``, for several targets of ``MultiTaskLasso``.
 
