@@ -50,6 +50,27 @@ def test_parts_of_a_stream_count_by_their_weights(cancer: tuple[Array, Array]) -
     assert moves[1e-9] < 0.5 * moves[1.0] < 0.5 * moves[10.0]
 
 
+def test_unit_of_the_weights_of_a_stream_does_not_matter(cancer: tuple[Array, Array]) -> None:
+    X, y = cancer
+    models = [ProxClassifier(random_state=0) for _ in range(2)]
+    for k in range(0, 400, 100):
+        for model, weight in zip(models, (1.0, 2.0**20), strict=True):
+            rows = slice(k, k + 100)
+            model.partial_fit(X[rows], y[rows], classes=[0, 1], sample_weight=np.full(100, weight))
+    np.testing.assert_allclose(models[1].coef_, models[0].coef_, rtol=1e-12)
+    np.testing.assert_allclose(models[1].loss_curve_, models[0].loss_curve_, rtol=1e-12)
+
+
+def test_parts_of_a_stream_may_have_other_means(diabetes: tuple[Array, Array]) -> None:
+    """Targets are taken as differences from one mean, unless the loss is one's own."""
+    X, y = diabetes
+    named, own = ProxRegressor(random_state=0), ProxRegressor(random_state=0, loss=lambda f, t: (f - t).square() / 2)
+    for part in np.array_split(np.argsort(y), 3):
+        for model in (named, own):
+            model.partial_fit(X[part], y[part])
+    np.testing.assert_allclose(named.predict(X), own.predict(X), rtol=1e-9)
+
+
 def test_weight_of_a_class_counts_where_a_part_holds_one_class(cancer: tuple[Array, Array]) -> None:
     X, y = cancer
     models = []
