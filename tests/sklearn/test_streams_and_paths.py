@@ -188,9 +188,10 @@ def test_kept_inputs_of_a_classifier_reach_the_loss_of_logistic_regression(cance
 
 
 def test_path_warns_once_of_fits_that_did_not_converge(diabetes: tuple[Array, Array]) -> None:
-    with pytest.warns(ConvergenceWarning, match="fits of the path") as caught:
-        ProxRegressor(max_iter=2).path(*diabetes, strengths=4, cv=2)
-    assert len(caught) == 1
+    for folds, count in ((None, 3), (2, 9)):
+        with pytest.warns(ConvergenceWarning, match=f"in {count} of the fits of the path") as caught:
+            ProxRegressor(max_iter=2).path(*diabetes, strengths=[100.0, 1.0, 0.1, 0.01], cv=folds)
+        assert len(caught) == 1
 
 
 def test_path_of_a_network_goes_from_no_inputs_to_all(diabetes: tuple[Array, Array]) -> None:
