@@ -216,13 +216,20 @@ def test_path_of_a_network_starts_without_inputs_where_linear_models_find_nothin
 
 
 @pytest.mark.parametrize("hidden", [(), (4,)])
-def test_path_of_constant_targets_has_falling_strengths(hidden: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("target", [2.0, 3.3, 1e9 + 0.1])
+def test_path_of_constant_targets_has_falling_strengths(hidden: tuple[int, ...], target: float) -> None:
     x = np.linspace(-1, 1, 100)[:, None]
-    path = ProxRegressor(hidden=hidden, max_iter=10, random_state=0).path(x, np.full(100, 2.0), strengths=4)
+    path = ProxRegressor(hidden=hidden, max_iter=10, random_state=0).path(x, np.full(100, target), strengths=4)
     assert path.strengths is not None
     assert (path.strengths > 0).all()
     assert (np.diff(path.strengths) < 0).all()
     assert path.nonzeros[0] == 0
+
+
+@pytest.mark.parametrize("target", [3.3, 1e9 + 0.1])
+def test_constant_targets_use_no_input(target: float) -> None:
+    x = np.linspace(-1, 1, 200)[:, None]
+    assert not ProxRegressor().path(x, np.full(200, target), strengths=4).nonzeros.any()
 
 
 def test_cross_validation_refuses_what_it_cannot_do(diabetes: tuple[Array, Array]) -> None:

@@ -20,7 +20,7 @@ from proxmo.sklearn.problem import Problem
 FLOOR = 1e-3  # accuracy is relative to F, but not to less than this share of the F of the model without inputs
 RELAX = 0.98  # on the curvature after each step, as it may be smaller elsewhere
 ROUNDING = 64  # a tolerance is at least so many roundings
-SETTLED = 0.01  # moves shorter than this share of the distance from the null model are needed to converge
+SETTLED = 0.01  # a run ends only after a move of at most this share of the largest distance from the null model
 LONGER = 100  # factor on the length of the first probe as long as it has no effect
 STEEPER = 10  # the largest factor on the curvature at once: a loss such as exp may overflow a step away
 TRIES = 40  # of a smaller step, before rounding is to blame

@@ -127,7 +127,9 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
 
     def _task(self, y: Array, weights: Array, dtype: Any) -> Task:
         loss, shares, none = find_loss(self.loss, REGRESSION), weights / weights.sum(), np.zeros(y.shape[1])
-        center = shares @ y if self.fit_intercept else none
+        center: Any = none
+        for _ in range(2 if self.fit_intercept else 0):  # the second time corrects rounding: constants must not vary
+            center = center + shares @ (y - center)
         spread = np.sqrt(shares @ np.square(y - center))
         spread = np.where(spread > 0, spread, 1.0)
         origin = none
