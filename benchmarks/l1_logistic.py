@@ -1,4 +1,4 @@
-"""scikit-learn's ℓ1-penalised logistic regression, in the words of each of its versions."""
+"""scikit-learn's ℓ1-penalised logistic regression, with the arguments that the installed version takes."""
 
 from __future__ import annotations
 

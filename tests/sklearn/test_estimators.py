@@ -252,6 +252,15 @@ def test_early_stopping_ends_early_and_is_reproducible() -> None:
     np.testing.assert_array_equal(one.coef_, other.coef_)
 
 
+@pytest.mark.parametrize("hidden", [(), (8,)])
+def test_early_stopping_waits_until_inputs_have_left(hidden: tuple[int, ...]) -> None:
+    X, y = load_breast_cancer(return_X_y=True)
+    options = {"early_stopping": True, "max_iter": 20, "n_iter_no_change": 1, "tol": 0.5, "random_state": 0}
+    model = ProxClassifier(keep=3, hidden=hidden, **options).fit(StandardScaler().fit_transform(X), y)
+    assert 20 // 2 < model.n_iter_ < 20
+    assert model.selected_.sum() == 3
+
+
 def test_path_starts_without_inputs_and_equals_single_fits() -> None:
     X, y = load_diabetes(return_X_y=True, as_frame=True)
     path = ProxRegressor().path(X, y, strengths=5, cv=3)

@@ -124,8 +124,9 @@ def test_class_weights_are_factors_on_samples(iris: tuple[Array, Array]) -> None
     balanced = ProxClassifier(strength=0.01, class_weight="balanced").fit(X, y)
     given = ProxClassifier(strength=0.01, class_weight={0: 0.7, 1: 1.75}).fit(X, y)
     np.testing.assert_allclose(balanced.coef_, given.coef_, atol=1e-6)
-    with pytest.raises(ValueError, match="class_weight must not be negative"):
-        ProxClassifier(class_weight={0: -1.0}).fit(X, y)
+    for factor in (-1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="class_weight must be finite and not negative"):
+            ProxClassifier(class_weight={0: factor}).fit(X, y)
     with pytest.raises(ValueError, match="positive sum"):
         ProxClassifier(class_weight={0: 0.0, 1: 0.0}).fit(X, y)
 

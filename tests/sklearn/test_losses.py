@@ -55,6 +55,14 @@ def test_outliers_of_huber_do_not_end_the_fit(diabetes: tuple[Array, Array]) -> 
     assert model.score(X, y * 1e9) > 0.5
 
 
+def test_long_steps_do_not_end_a_fit_whatever_the_tolerance(diabetes: tuple[Array, Array]) -> None:
+    """The distance from the model without inputs, which the estimated gap is relative to, still grows then."""
+    X, y = diabetes
+    rough, fine = (ProxRegressor(None, loss="huber", tol=tol).fit(X, y) for tol in (0.5, 1e-3))
+    assert rough.n_iter_ < fine.n_iter_
+    assert rough.loss_curve_[-1] < 1.01 * fine.loss_curve_[-1]
+
+
 @pytest.mark.parametrize("loss", ["squared_error", "huber"])
 def test_mean_of_targets_costs_no_digits(diabetes: tuple[Array, Array], loss: str) -> None:
     X, y = diabetes
@@ -102,6 +110,12 @@ def test_losses_that_cannot_be_minimised_are_refused(
     for model, targets in ((ProxRegressor, y), (ProxClassifier, (y > 100).astype(int))):
         with pytest.raises(ValueError, match="no longer finite" if hidden and "finite" in message else message):
             model(loss=loss, hidden=hidden, max_iter=3).fit(X, targets)
+
+
+@pytest.mark.parametrize("model", [ProxRegressor, ProxClassifier])
+def test_class_of_losses_is_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match=r"loss must be one of .* or a function of outputs and targets, got <class"):
+        model(loss=torch.nn.MSELoss).fit([[0.0], [1.0]], [0, 1])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

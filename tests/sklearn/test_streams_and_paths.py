@@ -50,6 +50,27 @@ def test_parts_of_a_stream_count_by_their_weights(cancer: tuple[Array, Array]) -
     assert moves[1e-9] < 0.5 * moves[1.0] < 0.5 * moves[10.0]
 
 
+def test_unit_of_the_weights_of_a_stream_does_not_matter(cancer: tuple[Array, Array]) -> None:
+    X, y = cancer
+    models = [ProxClassifier(random_state=0) for _ in range(2)]
+    for k in range(0, 400, 100):
+        for model, weight in zip(models, (1.0, 2.0**20), strict=True):
+            rows = slice(k, k + 100)
+            model.partial_fit(X[rows], y[rows], classes=[0, 1], sample_weight=np.full(100, weight))
+    np.testing.assert_allclose(models[1].coef_, models[0].coef_, rtol=1e-12)
+    np.testing.assert_allclose(models[1].loss_curve_, models[0].loss_curve_, rtol=1e-12)
+
+
+def test_parts_of_a_stream_may_have_other_means(diabetes: tuple[Array, Array]) -> None:
+    """Targets are taken as differences from one mean, unless the loss is one's own."""
+    X, y = diabetes
+    named, own = ProxRegressor(random_state=0), ProxRegressor(random_state=0, loss=lambda f, t: (f - t).square() / 2)
+    for part in np.array_split(np.argsort(y), 3):
+        for model in (named, own):
+            model.partial_fit(X[part], y[part])
+    np.testing.assert_allclose(named.predict(X), own.predict(X), rtol=1e-9)
+
+
 def test_weight_of_a_class_counts_where_a_part_holds_one_class(cancer: tuple[Array, Array]) -> None:
     X, y = cancer
     models = []
@@ -74,6 +95,30 @@ def test_stream_takes_a_new_strength_and_refuses_a_new_architecture(cancer: tupl
     network = ProxClassifier(hidden=5, max_iter=1).fit(X, y).set_params(hidden=3)
     with pytest.raises(ValueError, match=r"hidden must stay \(5,\) in a stream, got \(3,\)"):
         network.partial_fit(X, y)
+
+
+def test_stream_refuses_another_fit_intercept(cancer: tuple[Array, Array]) -> None:
+    X, y = cancer
+    for model in (stream(X, y), ProxClassifier().fit(X, y)):
+        with pytest.raises(ValueError, match="fit_intercept must stay True in a stream, got False"):
+            model.set_params(fit_intercept=False).partial_fit(X[:100], y[:100])
+        model.set_params(fit_intercept=True).partial_fit(X[:100], y[:100])
+
+
+@pytest.mark.parametrize("hidden", [(), (4,)])
+def test_stream_goes_on_after_a_part_that_failed(diabetes: tuple[Array, Array], hidden: tuple[int, ...]) -> None:
+    X, y = diabetes
+    broken = np.where(np.arange(len(y)) == 7, 1e200, y)
+    model = ProxRegressor(hidden=hidden, random_state=0, loss=lambda f, t: (f - t).square())
+    with pytest.raises(ValueError, match="no longer finite"), np.errstate(over="ignore"):
+        model.partial_fit(X[:, :5], broken)
+    model.partial_fit(X, y)  # of another width
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="no longer finite"), np.errstate(over="ignore"):
+        model.partial_fit(X, broken)
+    np.testing.assert_array_equal(model.predict(X), before)
+    assert np.isfinite(model.partial_fit(X, y).predict(X)).all()
+    assert model.n_iter_ == 2
 
 
 def test_number_of_targets_of_a_stream_stays(diabetes: tuple[Array, Array]) -> None:
@@ -143,9 +188,10 @@ def test_kept_inputs_of_a_classifier_reach_the_loss_of_logistic_regression(cance
 
 
 def test_path_warns_once_of_fits_that_did_not_converge(diabetes: tuple[Array, Array]) -> None:
-    with pytest.warns(ConvergenceWarning, match="fits of the path") as caught:
-        ProxRegressor(max_iter=2).path(*diabetes, strengths=4, cv=2)
-    assert len(caught) == 1
+    for folds, count in ((None, 3), (2, 9)):
+        with pytest.warns(ConvergenceWarning, match=f"in {count} of the fits of the path") as caught:
+            ProxRegressor(max_iter=2).path(*diabetes, strengths=[100.0, 1.0, 0.1, 0.01], cv=folds)
+        assert len(caught) == 1
 
 
 def test_path_of_a_network_goes_from_no_inputs_to_all(diabetes: tuple[Array, Array]) -> None:
@@ -155,6 +201,35 @@ def test_path_of_a_network_goes_from_no_inputs_to_all(diabetes: tuple[Array, Arr
     assert (np.diff(path.values) < 0).all()
     assert (np.diff(path.nonzeros) >= 0).all()
     assert len(set(path.nonzeros)) > 2
+
+
+def test_path_of_a_network_starts_without_inputs_where_linear_models_find_nothing() -> None:
+    x = np.linspace(-1, 1, 200)[:, None]
+    bits = np.random.RandomState(0).randint(0, 2, (200, 2))
+    corners = np.tile([[0, 0], [0, 1], [1, 0], [1, 1]], (50, 1))
+    for X, y in ((x, x[:, 0] ** 2), (1e6 * x, 1e3 * x[:, 0] ** 2), (corners, corners[:, 0] ^ corners[:, 1])):
+        path = ProxRegressor(hidden=8, max_iter=12, random_state=0).path(X, y, strengths=4)
+        assert path.nonzeros[0] == 0
+        assert path.nonzeros[-1] == X.shape[1]
+    path = ProxClassifier(hidden=8, max_iter=12, random_state=0).path(bits, bits[:, 0] ^ bits[:, 1], strengths=4)
+    assert path.nonzeros.tolist() == [0, 2, 2, 2]
+
+
+@pytest.mark.parametrize("hidden", [(), (4,)])
+@pytest.mark.parametrize("target", [2.0, 3.3, 1e9 + 0.1])
+def test_path_of_constant_targets_has_falling_strengths(hidden: tuple[int, ...], target: float) -> None:
+    x = np.linspace(-1, 1, 100)[:, None]
+    path = ProxRegressor(hidden=hidden, max_iter=10, random_state=0).path(x, np.full(100, target), strengths=4)
+    assert path.strengths is not None
+    assert (path.strengths > 0).all()
+    assert (np.diff(path.strengths) < 0).all()
+    assert path.nonzeros[0] == 0
+
+
+@pytest.mark.parametrize("target", [3.3, 1e9 + 0.1])
+def test_constant_targets_use_no_input(target: float) -> None:
+    x = np.linspace(-1, 1, 200)[:, None]
+    assert not ProxRegressor().path(x, np.full(200, target), strengths=4).nonzeros.any()
 
 
 def test_cross_validation_refuses_what_it_cannot_do(diabetes: tuple[Array, Array]) -> None:

@@ -196,6 +196,7 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
     def _take(self, outcome: Outcome) -> None:
         """Set the fitted attributes."""
         self.coefs_, self.intercepts_ = outcome.layers
+        self._with_intercepts = bool(self.fit_intercept)
         self.loss_curve_, self.n_iter_ = outcome.curve, len(outcome.curve)
 
     def path(
@@ -218,7 +219,7 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
             X: inputs.
             y: targets.
             strengths: strengths in place of that of the estimator, or how many, from the smallest one that leaves no
-                input down to a thousandth of it; for networks from one at most 4 times as large, found by trying.
+                input down to a thousandth of it; for networks from one that leaves no input, found by trying.
             keeps: shares (or counts) of inputs or weights to keep, in place of ``strengths``.
             sample_weight: how much each sample counts.
             cv: the number of folds, or a splitter of scikit-learn, to score each point by cross-validation.
@@ -242,14 +243,24 @@ class ProxEstimator(BaseEstimator):  # type: ignore[misc]
             layers = Layers(self.coefs_, self.intercepts_)
             if (sizes := tuple(map(len, layers.biases[:-1]))) != hidden:
                 raise ValueError(f"hidden must stay {sizes} in a stream, got {hidden}; fit starts a new model")
+            if (known := self._with_intercepts) != self.fit_intercept:
+                raise ValueError(
+                    f"fit_intercept must stay {known} in a stream, got {not known}; fit starts a new model"
+                )
         with torch.inference_mode(False), torch.enable_grad():
             task = self._task(y, weights, X.dtype)
             if not hasattr(self, "_stream"):
                 problem, random = self._problem(X, task, weights), check_random_state(self.random_state)
                 self._stream = Stream(problem, weights.mean(), goal, hidden, layers, random)
-            objective = self._stream.learn(goal, X, task, weights, self._batch_size(len(weights)))
+            self._stream.aim_at(goal)
+            try:
+                objective = self._stream.learn(X, task, weights, self._batch_size(len(weights)))
+            except BaseException:
+                del self._stream  # it is somewhere in this part; the next part starts from the model before
+                raise
         before = [] if layers is None else self.loss_curve_
         self.coefs_, self.intercepts_ = self._stream.layers()
+        self._with_intercepts = bool(self.fit_intercept)
         self.loss_curve_ = [*before, objective]
         self.n_iter_ = len(self.loss_curve_)
 

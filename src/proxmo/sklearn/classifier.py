@@ -44,7 +44,8 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
     where s are the sample weights. Nothing is standardised, as in scikit-learn; columns are scaled internally, so badly
     scaled ones do no harm. A linear model is solved on all samples, by accelerated proximal gradient steps, to the
     accuracy ``tol``. Networks, streams (``partial_fit``) and early stopping use `AutoProxSGD` on mini-batches. Sparse
-    matrices are never made dense, except for a few columns that ``keep`` leaves.
+    matrices are never made dense, except for the columns that ``keep`` leaves in a linear model, if samples·columns² is
+    at most 1e9.
 
     Fitted attributes: ``coef_`` and ``intercept_`` (linear models), ``coefs_`` and ``intercepts_`` (of each layer,
     weights of shape (outputs, inputs)), ``selected_`` (a mask of the inputs in use), ``sparsity_`` (the share of zero
@@ -138,8 +139,8 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
             factors = np.divide(sums.sum() / len(sums), sums, out=np.zeros_like(sums), where=sums > 0)
         else:
             factors = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_)
-        if factors.min() < 0:
-            raise ValueError(f"class_weight must not be negative, got {factors.min()}")
+        if not (np.isfinite(factors) & (factors >= 0)).all():
+            raise ValueError(f"class_weight must be finite and not negative, got {self.class_weight!r}")
         weights = weights * factors[indices]
         check_sum(weights, "all samples")
         return X, indices, weights

@@ -20,8 +20,8 @@ from proxmo.sklearn.problem import Problem
 FLOOR = 1e-3  # accuracy is relative to F, but not to less than this share of the F of the model without inputs
 RELAX = 0.98  # on the curvature after each step, as it may be smaller elsewhere
 ROUNDING = 64  # a tolerance is at least so many roundings
-SETTLED = 0.01  # a move of this share of the way so far; after longer ones, the way to go may be far longer than that
-LONGER = 100  # factor on the length of the first probe as long as rounding hides its effect
+SETTLED = 0.01  # a run ends only after a move of at most this share of the largest distance from the null model
+LONGER = 100  # factor on the length of the first probe as long as it has no effect
 STEEPER = 10  # the largest factor on the curvature at once: a loss such as exp may overflow a step away
 TRIES = 40  # of a smaller step, before rounding is to blame
 IDLE_STEPS = 200  # without a smaller F, before rounding is to blame
@@ -107,7 +107,9 @@ def minimize(
     """
     eps = torch.finfo(start.dtype).eps
     tol = max(tol, ROUNDING * eps)
-    found, outputs = Solution(start), objective.outputs(start)
+    outputs = objective.outputs(start)
+    start_loss, _ = objective.slopes(outputs)
+    found = Solution(start, start_loss, start_loss + objective.penalty_value(start))
     ahead, outputs_ahead, weight = start, outputs, 1.0
     reach = float((start - null).norm())
     null_loss, null_slopes = objective.slopes(objective.outputs(null))
@@ -172,23 +174,20 @@ def _digits(first: float, now: float, last: float) -> float:
 def _curvature_downhill(objective: Objective, outputs: Tensor, slopes: Tensor, gradient: Tensor) -> float:
     """Return the curvature of the loss along its gradient, a first guess.
 
-    The move has length 1, or the smallest power of `LONGER` at which its effect on the slopes is more than rounding:
-    outputs may be huge, and the loss of outliers straight.
+    The move has length 1, or the smallest power of `LONGER` that changes the slopes: outputs may be huge, and the loss
+    of outliers straight.
     """
-    eps, steepness = torch.finfo(outputs.dtype).eps, float(gradient.norm())
+    steepness = float(gradient.norm())
     if not steepness > 0:
         return 1.0
     change = objective.outputs(-gradient / steepness)
-    roots = objective.problem.weights.sqrt()[:, None]
-    visible = ROUNDING * eps * float((roots * outputs).norm()) / max(float((roots * change).norm()), eps)
     length = 1.0
     while math.isfinite(length):
         _, new_slopes = objective.slopes(outputs + length * change)
         bend = float(((new_slopes - slopes) * change).sum())
-        hidden = ROUNDING * eps * float(((new_slopes.abs() + slopes.abs()) * change.abs()).sum())
         if not math.isfinite(bend):
             break
-        if length > visible and abs(bend) > hidden:
+        if bend != 0:
             return abs(bend) / length
         length *= LONGER
     return steepness

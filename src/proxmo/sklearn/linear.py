@@ -22,7 +22,7 @@ PERCENT = 100  # what the progress bar counts: how many steps there will be is n
 KEPT_TOL = 1e-3  # at least, as more digits do not improve a choice; separable classes would need many steps for each
 STAGES = 20  # from all blocks to those that are kept
 DENSE_STEPS = 100  # before the first blocks leave, or a quarter of all steps
-STAGE_STEPS = 20  # for the blocks that are left to take over from those that went; half of all steps for all stages
+STAGE_STEPS = 20  # in each stage, to refit the blocks that are left; half of all steps for all stages
 
 
 class Bar:
@@ -87,10 +87,12 @@ class LinearFit:
         whole_columns = goal.first_only or self._problem.outputs == 1
         columns = (self.point[:, :-1] != 0).any(0).nonzero()[:, 0]
         refit = Refit.of(self._problem, columns) if whole_columns else None
-        if refit is None:
-            objective = Objective(self._problem, trimmed)
-            return self._take(minimize(objective, self.point, self.null, tol=tol, max_iter=left, observe=bar))
-        return self._take(refit.minimize(self.point, self.null, tol=tol, max_iter=left, observe=bar))
+        if refit is not None:
+            refitted = refit.minimize(self.point, self.null, tol=tol, max_iter=left, observe=bar)
+            if refitted.loss <= solution.loss:  # not if rounding of large weights that nearly cancel has raised it
+                return self._take(refitted)
+        objective = Objective(self._problem, trimmed)
+        return self._take(minimize(objective, self.point, self.null, tol=tol, max_iter=left, observe=bar))
 
     def _ramp(self, trimmed: Trimmed, kept: int) -> Iterator[tuple[int, int]]:
         """Yield stages and falling counts, along a cubic as `KeepScheduler` does."""
@@ -113,9 +115,15 @@ class LinearFit:
         self._curve += solution.values
         return solution
 
-    def fit_null(self) -> Tensor:
-        """Fit the intercept alone, and return the gradient in the weights there."""
+    def fit_null(self) -> tuple[Tensor, Tensor]:
+        """Fit the intercept alone, and return the gradient in the weights there, and the largest one for any inputs.
+
+        The largest one is that of inputs which are proportional to the slopes of the samples; ones if all slopes are 0.
+        """
         all_zero = TopK(0)  # a constraint
         self._minimize(all_zero, self._max_iter)
-        objective = Objective(self._problem, None)
-        return objective.gradient(objective.slopes(objective.outputs(self.point))[1])[:, :-1]
+        objective, weights = Objective(self._problem, None), self._problem.weights[:, None]
+        _, slopes = objective.slopes(objective.outputs(self.point))
+        gradient = objective.gradient(slopes)[:, :-1]
+        largest = (slopes.square() / weights.where(weights > 0, torch.inf)).sum(0).sqrt()
+        return gradient, (largest if bool(largest.any()) else torch.ones_like(largest))[:, None].expand_as(gradient)

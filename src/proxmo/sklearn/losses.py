@@ -43,7 +43,7 @@ REGRESSION: dict[str, Loss] = {"squared_error": squared_error, "huber": huber}
 
 def find_loss(loss: Any, named: dict[str, Loss]) -> Loss:
     """Return a loss by its name, or a function itself."""
-    if callable(loss):
+    if callable(loss) and not isinstance(loss, type):
         return loss  # type: ignore[no-any-return]
     if not isinstance(loss, str) or loss not in named:
         raise ValueError(f"loss must be one of {sorted(named)} or a function of outputs and targets, got {loss!r}")

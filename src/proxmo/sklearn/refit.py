@@ -1,7 +1,7 @@
 """Weights of inputs that stay, in coordinates in which the inputs are uncorrelated.
 
-Without a penalty the loss is the same in any coordinates. In those of the weights, steps are as many as columns are
-nearly collinear; here they are few.
+Without a penalty, the loss can be minimised in any coordinates. In those of the weights, nearly collinear columns slow
+the steps down; in coordinates without correlations a few steps suffice.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from proxmo.sklearn.full_batch import Objective, Observer, Solution, minimize
 from proxmo.sklearn.inputs import DenseInputs
 from proxmo.sklearn.problem import Problem
 
+DECOMPOSED = 64 * torch.finfo(torch.float64).eps  # relative error of singular values in float64
 LARGEST = 1e9  # operations of a decomposition; more take longer than the steps that they save
 
 
@@ -22,6 +23,7 @@ LARGEST = 1e9  # operations of a decomposition; more take longer than the steps 
 class Refit:
     """A problem for some of the columns of another, and the way to its points and back."""
 
+    original: Problem
     problem: Problem
     columns: Tensor
     _there: Tensor
@@ -36,13 +38,14 @@ class Refit:
         values = picked.times(torch.eye(len(columns), dtype=problem.dtype)).double()
         roots = problem.weights.double().sqrt()
         _, sizes, directions = torch.linalg.svd(roots[:, None] * values, full_matrices=False)
-        seen = sizes > max(values.shape) * torch.finfo(problem.dtype).eps * sizes.max()
+        # Rounded values have a relative error of eps at most, and move no singular value by more than its norm.
+        seen = sizes > max(torch.finfo(problem.dtype).eps, DECOMPOSED) * sizes.norm()
         there, back = directions[seen].mT * sizes[seen], (directions[seen] / sizes[seen, None])
         inputs = DenseInputs((values @ back.mT).to(problem.dtype))
-        return cls(replace(problem, inputs=inputs), columns, there, back)
+        return cls(problem, replace(problem, inputs=inputs), columns, there, back)
 
     def minimize(self, start: Tensor, null: Tensor, *, tol: float, max_iter: int, observe: Observer) -> Solution:
-        """Minimise the loss from a point of the other problem, and return one of those."""
+        """Minimise the loss from a point of the original problem, and return such a point with its loss there."""
 
         def leave(solution: Solution) -> Solution:
             weight = torch.zeros_like(start[:, :-1])
@@ -51,7 +54,9 @@ class Refit:
 
         objective, show = Objective(self.problem, None), lambda solution: observe(leave(solution))
         found = minimize(objective, self._enter(start), self._enter(null), tol=tol, max_iter=max_iter, observe=show)
-        return leave(found)
+        point, original = leave(found).point, Objective(self.original, None)
+        loss, _ = original.slopes(original.outputs(point))
+        return replace(found, point=point, loss=loss, value=loss)
 
     def _enter(self, point: Tensor) -> Tensor:
         weight = (point[:, self.columns].double() @ self._there).to(point.dtype)

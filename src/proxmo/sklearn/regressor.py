@@ -38,7 +38,8 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
     where s are the sample weights. Nothing is standardised, as in scikit-learn; columns are scaled internally, so badly
     scaled ones do no harm. A linear model is solved on all samples, by accelerated proximal gradient steps, to the
     accuracy ``tol``. Networks, streams (``partial_fit``) and early stopping use `AutoProxSGD` on mini-batches. Sparse
-    matrices are never made dense, except for a few columns that ``keep`` leaves.
+    matrices are never made dense, except for the columns that ``keep`` leaves in a linear model, if samples·columns² is
+    at most 1e9.
 
     With the default loss this is the objective of ``Lasso(alpha=strength)``, for several targets of ``MultiTaskLasso``.
 
@@ -126,7 +127,9 @@ class ProxRegressor(RegressorMixin, ProxEstimator):  # type: ignore[misc]
 
     def _task(self, y: Array, weights: Array, dtype: Any) -> Task:
         loss, shares, none = find_loss(self.loss, REGRESSION), weights / weights.sum(), np.zeros(y.shape[1])
-        center = shares @ y if self.fit_intercept else none
+        center: Any = none
+        for _ in range(2 if self.fit_intercept else 0):  # the second time corrects rounding: constants must not vary
+            center = center + shares @ (y - center)
         spread = np.sqrt(shares @ np.square(y - center))
         spread = np.where(spread > 0, spread, 1.0)
         origin = none

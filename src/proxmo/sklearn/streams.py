@@ -34,9 +34,12 @@ class Stream:
         self._problem, self._unit, self._random = problem, unit, random
         self._training = Training(network, problem, goal, horizon=None)
 
-    def learn(self, goal: Goal, X: Any, task: Task, weights: Array, batch_size: int) -> float:
-        """Go through a part once, and return the objective on the way."""
+    def aim_at(self, goal: Goal) -> None:
+        """Go on with another strength, or other numbers of the penalty."""
         self._training.aim_at(goal)
+
+    def learn(self, X: Any, task: Task, weights: Array, batch_size: int) -> float:
+        """Go through a part once, and return the objective on the way."""
         problem = self._problem
         self._training.extend(Columns.of(X, weights / weights.sum(), center=problem.fit_intercept))
         inputs = Inputs.of(X.astype(problem.numpy_dtype), problem.columns)

@@ -31,6 +31,9 @@ RANGE = 1e-3  # the smallest strength of a grid, relative to the largest
 HALVINGS = 12  # in the search for the largest one
 RISE = 4  # factor on the strength in the search for the largest one of a network,
 RISES = 15  # and how often
+SMALLEST = 1e-300  # the smallest strength of all
+LEAST = 1e-12  # where the search starts, relative to the strength that leaves out inputs of any kind,
+LEAST_OF_NETWORK = 1 / 64  # and for networks: low, so that they learn from the inputs before these leave
 
 
 def trace(
@@ -101,8 +104,9 @@ class Walk:
 
     def _strength_without_inputs(self) -> float:
         """Return a strength that leaves no input in the model: for networks the first that does as it rises."""
-        strength = self._largest_strength()
-        if not self._estimator._hidden():
+        hidden = self._estimator._hidden()
+        strength = self._largest_strength(LEAST_OF_NETWORK if hidden else LEAST)
+        if not hidden:
             return strength
         fitter = copy.copy(self._estimator).set_params(early_stopping=False)._fitter(*self._data)
         for _ in range(RISES):
@@ -113,17 +117,24 @@ class Walk:
             f"strengths must be a list for this network: {self._estimator.penalty!r} left inputs in it up to {strength}"
         )
 
-    def _largest_strength(self) -> float:
-        """Return the smallest strength, up to a part in a thousand, that leaves no input in a linear model."""
+    def _largest_strength(self, least: float) -> float:
+        """Return the smallest strength that leaves no input in a linear model.
+
+        It is at least a share ``least`` of the strength that leaves out inputs of any kind.
+        """
         linear = copy.copy(self._estimator).set_params(hidden=(), early_stopping=False)
         fit = linear._fitter(*self._data)
         assert isinstance(fit, LinearFit)
-        gradient = fit.fit_null()
+        gradient, largest = fit.fit_null()
+        return self._smallest_strength(fit, gradient, least * self._smallest_strength(fit, largest, SMALLEST))
+
+    def _smallest_strength(self, fit: LinearFit, gradient: Tensor, least: float) -> float:
+        """Return the smallest strength >= ``least``, up to a part in a thousand, with zero as a fixed point."""
 
         def leaves_nothing(strength: float) -> bool:
             return _is_fixed(fit.in_units(Goal.of(self._estimator.penalty, strength, None).penalty), gradient)
 
-        low, high = 1e-300, float(gradient.norm()) or 1.0
+        low, high = least, max(least, float(gradient.norm()))
         while not leaves_nothing(high):
             low, high = high, 16 * high
             if high > 1e100:
@@ -131,13 +142,10 @@ class Walk:
                     f"no strength of {self._estimator.penalty!r} leaves inputs out; give strengths as a list"
                 )
         while high / low > 16:
-            middle = max(low, high / 16)
-            if not leaves_nothing(middle):
-                low = middle
-            elif middle == low:
-                break
-            else:
-                high = middle
+            middle = high / 16
+            low, high = (low, middle) if leaves_nothing(middle) else (middle, high)
+        if leaves_nothing(low):
+            return low
         for _ in range(HALVINGS):
             middle = float(np.sqrt(low * high))
             low, high = (low, middle) if leaves_nothing(middle) else (middle, high)
