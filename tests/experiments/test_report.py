@@ -193,6 +193,11 @@ def test_figure_of_batch_sizes_shows_each_method_tuned_at_each_size() -> None:
     assert list(drawn["momentum"].get_ydata()) == pytest.approx([0.6, 0.4])  # two seeds, then lr 0.01
     assert list(drawn["vanilla"].get_ydata()) == pytest.approx([0.6, 0.8])
     assert [tick.get_text() for tick in loss.get_xticklabels()] == ["256", "128"]
+    figure = comparison_report.draw_batches(comparison())
+    figure.canvas.draw()
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 3
     one_size = Comparison(Regularized(), comparison().matching(batch=256))
     assert len(comparison_report.section(one_size, "digits", {}).figures) == 1
     assert len(comparison_report.section(comparison(), "digits", {}).figures) == 2

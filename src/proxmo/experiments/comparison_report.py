@@ -18,6 +18,7 @@ from proxmo.experiments.figures import FAINT, METHOD_COLOURS, in_ink, panels, to
 from proxmo.experiments.report import Claim, NumberTable, Picture, Section
 from proxmo.experiments.training import Record, Setting
 
+WIDE = 3  # how many times its smallest value the largest one must be for a log axis, which would have few numbers
 SMOOTH_FROM = 8  # epochs; the second half of a shorter run is too short to judge smoothness
 
 
@@ -206,7 +207,8 @@ def _scale(axes: Axes, measure: Measure) -> None:
     if measure.from_zero:
         top = max(0.05, axes.get_ylim()[1])
         axes.set_ylim(-0.03 * top, top)
-    if measure.log:
+    low, high = axes.dataLim.intervaly
+    if measure.log and high > WIDE * low > 0:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))  # the axis spans few decades
         axes.yaxis.set_major_formatter("{x:g}")
