@@ -69,8 +69,8 @@ class ProxClassifier(ClassifierMixin, ProxEstimator):  # type: ignore[misc]
         max_iter: the maximum number of passes over the samples; by default 10,000 for a linear model, and 100 epochs
             for a network or with early stopping.
         tol: a linear model stops when the estimated gap to the optimum is at most ``tol`` times the objective; with
-            ``keep``, at most 1e-3 times, or ``tol`` if that is more. With early stopping, the relative decrease of the
-            validation loss that counts as an improvement.
+            ``keep``, at most 1e-3 times suffices if ``tol`` takes many steps. With early stopping, the relative
+            decrease of the validation loss that counts as an improvement.
         batch_size: samples per mini-batch; by default 1/32 of all samples, between 16 and 256.
         early_stopping: train on mini-batches, and stop when the loss on held-back samples no longer falls.
         validation_fraction: the share of samples to hold back, in (0, 1).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -20,6 +21,7 @@ from proxmo.targets import HOLD
 
 PERCENT = 100  # what the progress bar counts: how many steps there will be is not known
 KEPT_TOL = 1e-3  # at least, as more digits do not improve a choice; separable classes would need many steps for each
+FINE_STEPS = 200  # for more digits than those, if they suffice: for squared errors a few do
 STAGES = 20  # from all blocks to those that are kept
 DENSE_STEPS = 100  # before the first blocks leave, or a quarter of all steps
 STAGE_STEPS = 20  # in each stage, to refit the blocks that are left; half of all steps for all stages
@@ -88,11 +90,21 @@ class LinearFit:
         columns = (self.point[:, :-1] != 0).any(0).nonzero()[:, 0]
         refit = Refit.of(self._problem, columns) if whole_columns else None
         if refit is not None:
-            refitted = refit.minimize(self.point, self.null, tol=tol, max_iter=left, observe=bar)
+            refitted = self._minimize_over_kept(refit, tol, left, bar)
             if refitted.loss <= solution.loss:  # not if rounding of large weights that nearly cancel has raised it
                 return self._take(refitted)
         objective = Objective(self._problem, trimmed)
         return self._take(minimize(objective, self.point, self.null, tol=tol, max_iter=left, observe=bar))
+
+    def _minimize_over_kept(self, refit: Refit, tol: float, max_iter: int, bar: Bar) -> Solution:
+        """Minimise the loss over the weights that are left: to the estimator's ``tol`` in few steps, or else to this."""
+        few = min(max_iter - 1, FINE_STEPS)
+        fine = refit.minimize(self.point, self.null, tol=self._tol, max_iter=few, observe=bar)
+        if fine.converged:
+            return fine
+        left = max_iter - len(fine.values)
+        coarse = refit.minimize(fine.point, self.null, tol=tol, max_iter=left, observe=bar)
+        return replace(coarse, values=[*fine.values, *coarse.values])
 
     def _ramp(self, trimmed: Trimmed, kept: int) -> Iterator[tuple[int, int]]:
         """Yield stages and falling counts, along a cubic as `KeepScheduler` does."""
