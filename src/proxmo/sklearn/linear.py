@@ -97,7 +97,7 @@ class LinearFit:
         return self._take(minimize(objective, self.point, self.null, tol=tol, max_iter=left, observe=bar))
 
     def _minimize_over_kept(self, refit: Refit, tol: float, max_iter: int, bar: Bar) -> Solution:
-        """Minimise the loss over the weights that are left: to the estimator's ``tol`` in few steps, or else to this."""
+        """Minimise the loss over the weights that are left, to ``self._tol`` if few steps suffice, else to ``tol``."""
         few = min(max_iter - 1, FINE_STEPS)
         fine = refit.minimize(self.point, self.null, tol=self._tol, max_iter=few, observe=bar)
         if fine.converged:
