@@ -199,6 +199,6 @@ def test_slurm_jobs_that_are_killed_go_on(tmp_path: Path, expected: dict[str, An
 def test_options_that_slurm_does_not_take_are_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"Slurm does not take these options: .*colour"):
         cluster.open_queue(Store(tmp_path), "cpu", {"colour": "red"})
-    queue = cluster.open_queue(Store(tmp_path), {"partition": "none", "time": 5})
+    queue = cluster.open_queue(Store(tmp_path), "cpu", {"partition": "none", "time": 5})
     with pytest.raises(StoreError, match=r"Slurm refused the jobs: .*partition"):
         queue.submit([cluster.Task(JOBS[0], few_images, "cpu", False, tmp_path)])
