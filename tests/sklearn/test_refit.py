@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.utils.estimator_checks import check_sample_weight_equivalence_on_sparse_data
 
 from proxmo.sklearn import ProxRegressor
 from proxmo.sklearn.full_batch import Objective, minimize
@@ -54,3 +55,7 @@ def test_first_step_does_not_raise_the_objective() -> None:
         point = torch.tensor([[start, 0.0]], dtype=torch.float64)
         before, _ = objective.slopes(objective.outputs(point))
         assert minimize(objective, point, fit.null, tol=1e-8, max_iter=1).value <= before + 1e-9
+
+
+def test_weights_of_samples_equal_repeated_samples_after_a_refit() -> None:
+    check_sample_weight_equivalence_on_sparse_data("ProxRegressor", ProxRegressor(keep=2))  # to seven digits
