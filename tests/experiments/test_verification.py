@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from proxmo import ProxSGD
+from proxmo import ProxSGD, theory
 from proxmo.experiments import regime_checks, verification, worst_steps
 from proxmo.experiments.check import Check, tightest
 from proxmo.experiments.commands import app
-from proxmo.theory import REGIMES
+from proxmo.theory import REGIMES, Regime
 
 SHARP = [name for name, row in REGIMES.items() if not row.shifted]
 WEAKER = {("remainder", 1), ("variance_descent", -1), ("inexact_ratio", 1)}  # these changes leave the claims true
@@ -35,7 +36,8 @@ def test_every_statement_holds(found: list[Check]) -> None:
 def test_every_regime_and_lemma_is_checked(found: list[Check]) -> None:
     statements = " ".join(one.statement for one in found)
     for name in REGIMES:
-        assert f"{name}: descent of Φ" in statements
+        assert f"{name}: E‖∇F‖² of a step" in statements
+        assert f"{name}: Φ₀" in statements
         places = [one.where for one in found if one.statement == f"{name}: mean E‖∇F‖²"]
         for where in ("quadratic", "ℓ1", "ℓ∞,1"):
             assert any(place.split(", S")[0] == where for place in places)
@@ -64,6 +66,34 @@ def test_a_constant_of_the_paper_that_is_wrong_by_nine_is_noticed(name: str) -> 
     for constant, factors in regime_checks.noticed_factors(REGIMES[name]).items():
         for sign, factor in zip((1, -1), factors, strict=True):
             assert (constant, sign) in WEAKER or (factor is not None and factor < 9), constant
+
+
+BOUND, VARIANCE_BOUND = Regime.bound, Regime.variance_bound
+POTENTIAL = theory.initial_potential
+WRONG: dict[str, tuple[object, str, Callable[..., float]]] = {
+    "bound": (Regime, "bound", lambda *args: BOUND(*args) / 1.1),
+    "bound of the momentum error": (Regime, "variance_bound", lambda *args: VARIANCE_BOUND(*args) / 1.1),
+    "no L in the noise": (Regime, "noise", lambda row, M, L, variance: row.alpha * row.gamma(M, L) ** 2 * variance),
+    "no L in γ": (Regime, "gamma", lambda row, M, L: min(row.gain / M, 1.0)),
+    "no L in the planned M": (
+        Regime,
+        "best_M",
+        lambda row, L, variance, phi0, K: max(row.floor * L, row.slope * math.sqrt(K * variance / phi0)),
+    ),
+    "Φ₀": (theory, "initial_potential", lambda *args, **options: POTENTIAL(*args, **options) / 1.1),
+}
+
+
+@pytest.mark.parametrize("formula", WRONG)
+def test_a_formula_that_is_wrong_is_noticed(formula: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*WRONG[formula])
+    found = [*regime_checks.checks_of(REGIMES["convex"]), *verification._starts("convex")]
+    assert not all(one.holds for one in found)
+
+
+def test_inner_steps_without_their_first_phase_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theory.InnerSchedule, "contracting", 0)
+    assert [one.holds for one in verification._inner_steps()] == [False, True, False]
 
 
 @pytest.mark.parametrize("turn", [0.0, 0.3, 0.5, 1.0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from proxmo.experiments.check import Check, tightest
 from proxmo.experiments.problems import RobustRegression
 from proxmo.experiments.regime_checks import checks_of
 from proxmo.experiments.worst_steps import lemmas
-from proxmo.theory import REGIMES, IncreasingSchedule, InnerSchedule, Moments, Plan, Rates
+from proxmo.theory import REGIMES, IncreasingSchedule, Initial, InnerSchedule, Moments, Plan, Rates
 
 L, CURVATURE, VARIANCE, START = 2.0, 30.0, 9.0, 4.0
 RUNS = 20
@@ -34,6 +35,7 @@ def all_checks(horizon: int = 500) -> list[Callable[[], list[Check]]]:
     return [
         lemmas,
         *(partial(list, checks_of(row)) for row in REGIMES.values()),
+        *(partial(_starts, name) for name in REGIMES),
         _inner_steps,
         partial(_quadratic_guarantees, horizon),
         _lower_bound_of_vanilla,
@@ -75,6 +77,35 @@ def _quadratic_guarantees(horizon: int) -> list[Check]:
     return found
 
 
+def _starts(name: str) -> list[Check]:
+    """Check Φ₀ for the three starts, with exact moments; on the quadratic it is an equality."""
+
+    def pairs() -> Iterator[tuple[float, float]]:
+        for initial in get_args(Initial):
+            moments = theory.quadratic_moments(
+                _constant(M=100.0, gamma=0.1),
+                smoothness=L,
+                curvature=0.0 if initial == "zero" else CURVATURE,
+                noise_variance=VARIANCE,
+                start=START,
+                horizon=1,
+                initial=initial,
+                batch=3,
+            )
+            phi0 = theory.initial_potential(
+                name,
+                smoothness=L,
+                noise_variance=VARIANCE,
+                initial_gap=moments.objective[0],
+                initial=initial,
+                batch=3,
+                gradient_norm=moments.gradient[0],
+            )
+            yield moments.objective[0] + REGIMES[name].alpha / L * moments.variance[0], phi0
+
+    return [tightest(f"{name}: Φ₀", "quadratic", pairs())]
+
+
 def _lower_bound_of_vanilla() -> list[Check]:
     """Check Proposition 1: from any start and for any M ≤ a, vanilla never gets below σ²/4."""
 
@@ -90,16 +121,18 @@ def _lower_bound_of_vanilla() -> list[Check]:
 def _inner_steps() -> list[Check]:
     """Check Proposition 2 with exact moments: E‖∇Ω(u)‖² ≤ (M²/16)·E‖u − x‖² + S for quadratic ψ, from near and far."""
 
-    def pairs(noise_variance: float) -> Iterator[tuple[float, float]]:
+    def pairs(noise_variance: float, distances: tuple[float, ...]) -> Iterator[tuple[float, float]]:
         for smoothness, M in ((9.0, 1.0), (60.0, 3.0), (3.0, 100.0)):
             schedule = InnerSchedule(smoothness, M, noise_variance, inexactness=1.0 if noise_variance else 0.0)
             for slope in (M, M + smoothness):  # of the subproblem
-                for distance in (0.0, 1.0, 100.0) if noise_variance else (1.0,):
+                for distance in distances:
                     yield _inexactness(schedule, slope, distance)
 
     return [
-        tightest("inner steps: E‖∇Ω‖²", "quadratic", pairs(0.0)),
-        tightest("noisy inner steps: E‖∇Ω‖²", "quadratic", pairs(10.0)),
+        tightest("inner steps: E‖∇Ω‖²", "quadratic", pairs(0.0, distances=(1.0,))),
+        tightest("noisy inner steps: E‖∇Ω‖²", "quadratic", pairs(10.0, distances=(0.0, 1.0, 100.0))),
+        # little noise, where the first steps of the schedule have to come near the solution
+        tightest("inner steps, little noise: E‖∇Ω‖²", "quadratic", pairs(0.05, distances=(100.0,))),
     ]
 
 
