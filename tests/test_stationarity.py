@@ -130,6 +130,14 @@ def test_units_that_span_parameters() -> None:
     assert criteria.stationarity(optimizer) == pytest.approx(64 + 9 + 1 + 0 + 4)
 
 
+def test_small_gradients_of_what_units_leave_out_count_beside_large_ones() -> None:
+    weight, other = Parameter(torch.zeros(1, 1)), Parameter(torch.ones(1))
+    units = (((0, 0, None),),)
+    optimizer = proxmo.ProxSGD([{"params": [weight, other], "units": units, "penalty": proxmo.GroupL2(2e9)}])
+    weight.grad, other.grad = torch.full((1, 1), 1e9), torch.tensor([0.5])
+    assert criteria.stationarity(optimizer) == 0.25
+
+
 def test_unknown_subdifferentials_are_refused() -> None:
     x = Parameter(torch.zeros(3, 3))
     x.grad = torch.ones(3, 3)

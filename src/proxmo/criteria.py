@@ -21,7 +21,7 @@ from proxmo.optim.closure import gradient_of
 from proxmo.optim.options import Group
 from proxmo.optim.proximal_step import Certificate
 from proxmo.optim.sparsity import count_groups
-from proxmo.optim.units import seen_by_penalty, units_of
+from proxmo.optim.units import seen_by_penalty, units_of, write_back
 from proxmo.penalties.base import Penalty
 from proxmo.secants import distance, square
 
@@ -85,7 +85,9 @@ def stationarity(optimizer: ProxOptimizer) -> float:
         seen = list(seen_by_penalty(units, downhill))
         total += square([v - penalty.nearest_subgradient(x, v) for x, v in zip(points, seen, strict=True)])
         if units is not None:  # they may leave out weights
-            total += max(square(downhill) - square(seen), 0.0)
+            for family, matrix in zip(units, seen, strict=True):
+                write_back(family, torch.zeros_like(matrix), downhill)
+            total += square(downhill)
     return total
 
 
