@@ -69,10 +69,28 @@ def test_a_constant_of_the_paper_that_is_wrong_by_nine_is_noticed(name: str) -> 
 
 
 BOUND, VARIANCE_BOUND = Regime.bound, Regime.variance_bound
-POTENTIAL = theory.initial_potential
+POTENTIAL, GUARANTEE, VARIANCE_GUARANTEE = theory.initial_potential, theory.guarantee, theory.variance_guarantee
+SHORTEST = theory.plans._shortest
 WRONG: dict[str, tuple[object, str, Callable[..., float]]] = {
     "bound": (Regime, "bound", lambda *args: BOUND(*args) / 1.1),
     "bound of the momentum error": (Regime, "variance_bound", lambda *args: VARIANCE_BOUND(*args) / 1.1),
+    "no noise in the bound of the momentum error": (
+        Regime,
+        "variance_bound",
+        lambda row, M, L, _, start: VARIANCE_BOUND(row, M, L, 0.0, start),
+    ),
+    "guarantee": (theory, "guarantee", lambda *args, **options: GUARANTEE(*args, **options) / 1.1),
+    "guarantee of K² steps": (
+        theory,
+        "guarantee",
+        lambda *args, horizon, **options: GUARANTEE(*args, horizon=horizon**2, **options),
+    ),
+    "guarantee of the momentum error": (
+        theory,
+        "variance_guarantee",
+        lambda *args, **options: VARIANCE_GUARANTEE(*args, **options) / 1.1,
+    ),
+    "horizon for a target": (theory.plans, "_shortest", lambda *args: SHORTEST(*args) // 2 + 1),
     "no L in the noise": (Regime, "noise", lambda row, M, L, variance: row.alpha * row.gamma(M, L) ** 2 * variance),
     "no L in γ": (Regime, "gamma", lambda row, M, L: min(row.gain / M, 1.0)),
     "no L in the planned M": (
@@ -87,8 +105,21 @@ WRONG: dict[str, tuple[object, str, Callable[..., float]]] = {
 @pytest.mark.parametrize("formula", WRONG)
 def test_a_formula_that_is_wrong_is_noticed(formula: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*WRONG[formula])
-    found = [*regime_checks.checks_of(REGIMES["convex"]), *verification._starts("convex")]
+    of_regime = (verification._starts, verification._guarantees, verification._targets)
+    found = [*regime_checks.checks_of(REGIMES["convex"]), *(one for check in of_regime for one in check("convex"))]
     assert not all(one.holds for one in found)
+
+
+def test_prox_errors_count_in_a_guarantee(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theory, "guarantee", lambda *args, inexactness, **options: GUARANTEE(*args, **options))
+    assert not all(one.holds for one in verification._guarantees("convex_inexact"))
+
+
+def test_a_negative_bound_of_zero_is_not_hidden_by_other_steps() -> None:
+    """With this α the potential rises at steps where the gradient is 0; at other M the bound is attained from below."""
+    assert Check("", "", 0.0, -1.0).factor == -math.inf
+    false = dataclasses.replace(REGIMES["monotone"], alpha=0.25 / 1.05)
+    assert not all(one.holds for one in worst_steps.descent(false))
 
 
 def test_inner_steps_without_their_first_phase_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

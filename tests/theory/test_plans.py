@@ -166,6 +166,11 @@ def test_plan_at_the_optimum_is_one_step() -> None:
         ({"penalty": MCP(0.1, 2.0)}, r"regime 'convex' needs ψ convex.*got penalty MCP"),
         ({"initial": "zero", "initial_gap": 0.0}, "initial_gap must be > 0 where there is noise"),
         ({"target": 1e-160}, "target must be large enough for a finite horizon, got 1e-160"),
+        (
+            {"regime": "convex_inexact", "target": 1e-160},
+            "target must be large enough .*, got 1e-160",
+        ),  # not half of it
+        ({"horizon": 10**400}, r"horizon must be at most 1.79769e\+308, got more"),
         ({"batch": 0}, "batch must be an integer >= 1, got 0"),
     ],
 )
@@ -216,6 +221,21 @@ def test_increasing_schedule() -> None:
         schedule.weight(0)
     with pytest.raises(ValueError, match="phi0 must be a finite number > 0"):
         theory.IncreasingSchedule(smoothness=2.0, noise_variance=9.0, phi0=0.0)
+
+
+def test_rates_that_rounding_spoils_are_refused() -> None:
+    assert theory.IncreasingSchedule(smoothness=1e-300, noise_variance=1.0, phi0=1.0)(0).momentum > 0
+    with pytest.raises(ValueError, match=r"the arguments must give a first step with .* got Rates\(lr=0.0"):
+        theory.IncreasingSchedule(smoothness=1e308, noise_variance=1.0, phi0=1.0)
+    with pytest.raises(ValueError, match=r"the arguments must give a first step with .* got Rates\(lr=inf"):
+        theory.StormSchedule(smoothness=1e-320)
+    assert theory.StormSchedule(smoothness=1e308)(0) == (1.25e-309, theory.StormSchedule(smoothness=1.0)(0).momentum)
+
+
+def test_initial_batch_must_be_finite() -> None:
+    assert theory.initial_batch(smoothness=1e-200, noise_variance=1.0, initial_gap=1e200) == 1
+    with pytest.raises(ValueError, match="noise_variance must be small enough for a finite batch, got 1.0"):
+        theory.initial_batch(smoothness=1e-200, noise_variance=1.0, initial_gap=1e-200)
 
 
 def test_corollary_2_holds_as_printed() -> None:

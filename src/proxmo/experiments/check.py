@@ -19,7 +19,9 @@ class Check:
     @property
     def factor(self) -> float:
         """The factor at which the check would fail: the bound divided by the observed value."""
-        return self.bound / self.observed if self.observed else math.inf
+        if self.observed > 0:
+            return self.bound / self.observed
+        return math.inf if self.holds else -math.inf
 
     @property
     def holds(self) -> bool:

@@ -1,4 +1,4 @@
-"""Numerical checks of every statement of the theory.
+"""Numerical checks of the theory.
 
 The constants of the regimes are checked at the worst steps on a line (`regime_checks`). The bounds of the theorems are
 checked on whole runs: with exact moments on the quadratic, and by Monte Carlo on a non-convex regression with ℓ1 or
@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from proxmo import ProxHybridSGD, ProxSGD, ProxSpiderBoost, RateScheduler, theory
 from proxmo.experiments.check import Check, tightest
 from proxmo.experiments.problems import RobustRegression
-from proxmo.experiments.regime_checks import checks_of
+from proxmo.experiments.regime_checks import FORMULA, checks_of
 from proxmo.experiments.worst_steps import lemmas
 from proxmo.theory import REGIMES, IncreasingSchedule, Initial, InnerSchedule, Moments, Plan, Rates
 
@@ -36,6 +36,8 @@ def all_checks(horizon: int = 500) -> list[Callable[[], list[Check]]]:
         lemmas,
         *(partial(list, checks_of(row)) for row in REGIMES.values()),
         *(partial(_starts, name) for name in REGIMES),
+        *(partial(_guarantees, name) for name in REGIMES),
+        *(partial(_targets, name) for name in REGIMES),
         _inner_steps,
         partial(_quadratic_guarantees, horizon),
         _lower_bound_of_vanilla,
@@ -104,6 +106,42 @@ def _starts(name: str) -> list[Check]:
             yield moments.objective[0] + REGIMES[name].alpha / L * moments.variance[0], phi0
 
     return [tightest(f"{name}: Φ₀", "quadratic", pairs())]
+
+
+def _guarantees(name: str) -> list[Check]:
+    """Check that guarantees for K steps are those of a step on which Φ falls by Φ₀/K, which the worst steps attain."""
+    row, horizon, phi0 = REGIMES[name], 5, 3.0
+    found = []
+    for tau in (row.floor, 3 * row.floor):
+        error = 0.0 if row.inexact_ratio is None else 0.7
+        known = {"smoothness": L, "noise_variance": VARIANCE, "phi0": phi0, "horizon": horizon}
+        bound = theory.guarantee(tau * L, name, **known, inexactness=error)  # type: ignore[arg-type]
+        of_step = row.bound(tau * L, L, VARIANCE, phi0 / horizon, error)
+        found.append(Check(f"{name}: guarantee", FORMULA, of_step, bound))
+        if row.variance_descent is not None:
+            of_step = row.variance_bound(tau * L, L, VARIANCE, phi0 / horizon)
+            bound = theory.variance_guarantee(tau * L, name, **known)  # type: ignore[arg-type]
+            found.append(Check(f"{name}: guarantee for m", FORMULA, of_step, bound))
+    return [min(same, key=lambda one: one.factor) for same in _by_statement(found)]
+
+
+def _targets(name: str) -> list[Check]:
+    """Check that the horizon planned for a target is long enough."""
+    found = []
+    for variance in (0.0, 0.1, VARIANCE, 1e4):
+        for target in (0.01, 1.0):
+            known = {"smoothness": L, "noise_variance": variance, "initial_gap": 3.0}
+            reached = theory.plan(name, **known, target=target).guarantee  # type: ignore[arg-type]
+            found.append(Check(f"{name}: plan for ‖∇F‖²", FORMULA, reached, target))
+            if REGIMES[name].variance_descent is not None:
+                of_error = theory.plan(name, **known, target_variance=target)  # type: ignore[arg-type]
+                assert of_error.variance_guarantee is not None
+                found.append(Check(f"{name}: plan for ‖m−∇f‖²", FORMULA, of_error.variance_guarantee, target))
+    return [min(same, key=lambda one: one.factor) for same in _by_statement(found)]
+
+
+def _by_statement(checks: list[Check]) -> list[list[Check]]:
+    return [[one for one in checks if one.statement == name] for name in dict.fromkeys(one.statement for one in checks)]
 
 
 def _lower_bound_of_vanilla() -> list[Check]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -34,7 +35,8 @@ class Plan:
         phi0: Φ₀, the potential at the start.
         horizon: K, the number of steps.
         guarantee: the bound on E‖∇F‖² at an iterate drawn uniformly from x₁ … x_K.
-        variance_guarantee: the bound on E‖m − ∇f‖² at such an iterate, where the regime has one.
+        variance_guarantee: the bound on E‖m − ∇f‖² at such an iterate, or at one from x₀ … x_{K−1}, if the regime has
+            one.
         inexactness: the squared prox error S per step that the guarantee includes; ``None`` if it includes none.
 
     >>> found = plan(smoothness=1.0, noise_variance=25.0, initial_gap=10.0, horizon=1000)
@@ -114,7 +116,10 @@ def initial_batch(smoothness: float, noise_variance: float, initial_gap: float) 
     """
     big_l = checks.more_than(0, "smoothness", smoothness)
     gap = checks.more_than(0, "initial_gap", initial_gap)
-    return max(math.ceil(checks.nonnegative("noise_variance", noise_variance) / (big_l * gap)), 1)
+    batch = checks.nonnegative("noise_variance", noise_variance) / big_l / gap
+    if math.isinf(batch):
+        raise ValueError(f"noise_variance must be small enough for a finite batch, got {noise_variance!r}")
+    return max(math.ceil(batch), 1)
 
 
 def guarantee(
@@ -235,10 +240,11 @@ def plan(
         epsilon = checks.more_than(0, "target", target)
         if row.inexact_ratio is not None:
             epsilon, error = epsilon / 2, inexactness_budget(epsilon, regime)
-        horizon = _shortest("target", epsilon, row.rate * scale[0], row.remainder * scale[1])
+        horizon = _shortest("target", target, epsilon, row.rate * scale[0], row.remainder * scale[1])
     if target_variance is not None:
         epsilon, row = checks.more_than(0, "target_variance", target_variance), _with_variance_bound(regime)
-        horizon = _shortest("target_variance", epsilon, row.variance_rate * scale[0], row.variance_remainder * scale[1])
+        slow, fast = row.variance_rate * scale[0], row.variance_remainder * scale[1]
+        horizon = _shortest("target_variance", target_variance, epsilon, slow, fast)
     if phi0 == 0 and noise_variance:
         raise ValueError("initial_gap must be > 0 where there is noise: with Φ₀ = 0 the best step size is 0; got 0")
     horizon = DEFAULT_HORIZON if horizon is None else steps(horizon)
@@ -261,12 +267,13 @@ def plan(
     )
 
 
-def _shortest(name: str, epsilon: float, slow: float, fast: float) -> int:
-    """Return the smallest K ≥ 1 with slow/√K + fast/K ≤ ε."""
-    root = (slow + math.sqrt(slow**2 + 4 * epsilon * fast)) / (2 * epsilon)
+def _shortest(name: str, given: float, epsilon: float, slow: float, fast: float) -> int:
+    """Return the smallest K ≥ 1 with slow/√K + fast/K ≤ ε, for the argument ``name`` that was given."""
+    half = slow / epsilon / 2
+    root = half + math.hypot(half, math.sqrt(fast / epsilon))
     needed = root * root
     if not math.isfinite(needed):
-        raise ValueError(f"{name} must be large enough for a finite horizon, got {epsilon!r}")
+        raise ValueError(f"{name} must be large enough for a finite horizon, got {given!r}")
     return max(math.ceil(needed * (1 - 1e-12)), 1)  # no extra step for a rounding error above an integer
 
 
@@ -309,6 +316,7 @@ class IncreasingSchedule:
         for name, bound in (("smoothness", 0), ("phi0", 0), ("growth", 0)):
             checks.more_than(bound, name, getattr(self, name))
         checks.nonnegative("noise_variance", self.noise_variance)
+        require_usable(self, self(0))
 
     def M(self, k: int) -> float:
         """Return M_k."""
@@ -335,5 +343,13 @@ class IncreasingSchedule:
 
 
 def steps(horizon: int) -> int:
-    """Return ``horizon``; raise if it is not an integer ≥ 1."""
-    return checks.count("horizon", horizon, least=1)
+    """Return ``horizon``; raise if it is not an integer ≥ 1, or more than a float can count."""
+    if checks.count("horizon", horizon, least=1) > sys.float_info.max:
+        raise ValueError(f"horizon must be at most {sys.float_info.max:g}, got more")
+    return horizon
+
+
+def require_usable(schedule: object, first: Rates) -> None:
+    """Raise if rounding has left nothing of the first rates of a schedule."""
+    if not (0 < first.lr < math.inf and 0 <= first.momentum <= 1):
+        raise ValueError(f"the arguments must give a first step with 0 < lr < inf, got {first} from {schedule}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxmo import checks
-from proxmo.theory.plans import Rates, steps
+from proxmo.theory.plans import Rates, require_usable, steps
 
 
 class SpiderBoostPlan(NamedTuple):
@@ -126,14 +126,19 @@ class StormSchedule:
 
     def __post_init__(self) -> None:
         checks.more_than(0, "smoothness", self.smoothness)
+        require_usable(self, self(0))
 
     def lr(self, k: int) -> float:
         """Return lr_k."""
-        return math.pow(4 / (k + 4), 1 / 3) / (8 * self.smoothness)
+        return _times_smoothness(k) / self.smoothness
 
     def __call__(self, k: int) -> Rates:
         """Return lr_k and momentum 1 − β_k."""
-        lr = self.lr(k)
-        scaled = (lr * self.smoothness) ** 2
-        beta = (1 + 24 * scaled - self.lr(k + 1) / lr) / (1 + 4 * scaled)
-        return Rates(lr, 1 - beta)
+        scaled = _times_smoothness(k)
+        beta = (1 + 24 * scaled**2 - _times_smoothness(k + 1) / scaled) / (1 + 4 * scaled**2)
+        return Rates(self.lr(k), 1 - beta)
+
+
+def _times_smoothness(k: int) -> float:
+    """Return lr_k·L."""
+    return math.pow(4 / (k + 4), 1 / 3) / 8

@@ -73,7 +73,8 @@ class Regime:
     def decrease(self, M: float, smoothness: float) -> float:
         """Return c: a step lowers Φ by c·E‖∇F‖²."""
         if self.shifted:
-            return 2 * self.descent * (M - smoothness) / (M**2 + smoothness**2)
+            ratio = smoothness / M
+            return 2 * self.descent * (1 - ratio) / (M * (1 + ratio**2))
         return self.descent / M
 
     def noise(self, M: float, smoothness: float, noise_variance: float) -> float:
