@@ -80,20 +80,25 @@ def test_failed_jobs_are_submitted_once_more_and_then_named(tmp_path: Path, expe
 
 
 @pytest.mark.usefixtures("no_slurm")
-def test_options_of_slurm_need_slurm(tmp_path: Path) -> None:
+def test_options_of_slurm_need_slurm() -> None:
     with pytest.raises(StoreError, match="there is no Slurm on this machine that could take partition"):
-        cluster.open_queue(Store(tmp_path), "cpu", {"partition": "main"})
+        cluster.check_place("cpu", {"partition": "main"})
 
 
 @pytest.mark.usefixtures("no_slurm")
-def test_accelerators_need_slurm(tmp_path: Path) -> None:
+def test_accelerators_need_slurm() -> None:
     """The processes of submitit do not see this machine's accelerators."""
     with pytest.raises(StoreError, match="to train on cuda, leave it out"):
-        cluster.open_queue(Store(tmp_path), "cuda", {})
+        cluster.check_place("cuda", {})
+
+
+def test_options_that_jobs_need_cannot_be_changed() -> None:
+    with pytest.raises(StoreError, match="must not set array, output, which proxmo sets itself"):
+        cluster.check_place("cpu", {"output": "log", "time": "5", "array": "1-3"})
 
 
 @pytest.mark.usefixtures("no_slurm")
-@pytest.mark.parametrize("content", ["{", "[]", '{"trial-a": 3}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"trial-a": 3}', '{"trial-a": ["3"]}'])
 def test_damaged_list_of_jobs_is_named(tmp_path: Path, content: str) -> None:
     folder = tmp_path / cluster.FOLDER
     folder.mkdir()
@@ -125,7 +130,7 @@ def test_dead_controller_is_noticed_at_once(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(cluster, "SECONDS_TO_ANSWER", 0.5)
     with pytest.raises(StoreError, match=f"Slurm does not answer: {why}"):
-        cluster.open_queue(Store(tmp_path), "cpu", {})
+        cluster.open_queue(Store(tmp_path), {})
 
 
 def test_silent_queue_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +146,27 @@ def test_silent_queue_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_machines_that_compute_otherwise_are_refused(tmp_path: Path) -> None:
     for bfloat16, word in ((True, "with"), (False, "without")):
-        task = cluster.Task(JOBS[0], few_images, "cpu", bfloat16, tmp_path)
+        task = cluster.Task(JOBS[0], few_images, "cpu", bfloat16, tmp_path, Store(tmp_path).fingerprint("trial"))
         if cluster.has_fast_bfloat16("cpu") != bfloat16:
             with pytest.raises(StoreError, match=f"these runs need machines {word} bfloat16 in hardware"):
                 task()
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_jobs_with_other_settings_are_not_adopted(tmp_path: Path) -> None:
+    """Neither a job that waits, which checks when it starts, nor one that runs, which holds its claim."""
+    name = run_name("trial", JOBS[0].setting)
+    (tmp_path / cluster.FOLDER).mkdir()
+    with open_store(tmp_path) as store:
+        store.begin({"trial": {"seeds": 9}}, resume=False)
+        before = store.fingerprint("trial")
+        (tmp_path / cluster.FOLDER / "jobs.json").write_text(json.dumps({name: ["77", before]}))
+        store.finish("trial-settings", {"seeds": 1})
+        with store.claimed(name), pytest.raises(StoreError, match=r"jobs that were submitted with other .*: 77; end"):
+            submit(tmp_path, store=store)
+        assert store.fingerprint("trial") != before
+        with pytest.raises(StoreError, match="has other settings now than when this job was submitted"):
+            cluster.Task(JOBS[0], few_images, "cpu", False, tmp_path, before)()
 
 
 def test_claims_keep_processes_apart(tmp_path: Path) -> None:
@@ -197,8 +219,17 @@ def test_slurm_jobs_that_are_killed_go_on(tmp_path: Path, expected: dict[str, An
 
 @slurm
 def test_options_that_slurm_does_not_take_are_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"Slurm does not take these options: .*colour"):
-        cluster.open_queue(Store(tmp_path), "cpu", {"colour": "red"})
-    queue = cluster.open_queue(Store(tmp_path), "cpu", {"partition": "none", "time": 5})
-    with pytest.raises(StoreError, match=r"Slurm refused the jobs: .*partition"):
-        queue.submit([cluster.Task(JOBS[0], few_images, "cpu", False, tmp_path)])
+    for options in ({"colour": "red"}, {"partition": "none", "time": "5"}):
+        queue = cluster.open_queue(Store(tmp_path), options)
+        with pytest.raises(StoreError, match=rf"Slurm refused the jobs: .*{next(iter(options))}"):
+            queue.submit([cluster.Task(JOBS[0], few_images, "cpu", False, tmp_path, "")])
+
+
+@slurm
+def test_options_reach_slurm_as_they_are_written(tmp_path: Path) -> None:
+    options = {"comment": "007", "job_name": "a,b", "hold": "true", "time": "0:05:00"}
+    queue = cluster.open_queue(Store(tmp_path), options)
+    [job] = queue.submit([cluster.Task(JOBS[0], few_images, "cpu", False, tmp_path, "")])
+    shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=True).stdout
+    subprocess.run(["scancel", job], check=True)
+    assert all(text in shown for text in ("Comment=007", "JobName=a,b", "JobHeldUser", "TimeLimit=00:05:00"))

@@ -89,7 +89,7 @@ def test_claims_of_a_training_experiment() -> None:
 
 
 def test_table_explains_the_objective_and_the_batch_sizes() -> None:
-    note = comparison_report.section(comparison(), "digits", {}).tables[0].note
+    note = comparison_report.section(comparison(), "digits", {}, 0).tables[0].note
     assert "F = f + ψ, the training loss plus the penalty" in note
     assert "ψ = 2.000 ± 0.000 with momentum, ψ = 2.000 ± 0.000 without, F = 2.600 ± 0.141 with momentum" in note
     assert "in place of" not in note
@@ -97,7 +97,7 @@ def test_table_explains_the_objective_and_the_batch_sizes() -> None:
     scaled = Comparison(Regularized(), pairs)
     assert (
         "Batches of 16, 4 take the place of the paper's 256, 64"
-        in comparison_report.section(scaled, "digits", {}).tables[0].note
+        in comparison_report.section(scaled, "digits", {}, 0).tables[0].note
     )
     claims = {claim.statement: claim for claim in comparison_report.claims(scaled)}
     best = claims["batch 4 (in place of 64): best for momentum by training loss, one seed"]
@@ -107,7 +107,7 @@ def test_table_explains_the_objective_and_the_batch_sizes() -> None:
     assert found.tuned(256, vanilla=False) == comparison().tuned(
         256, vanilla=False
     )  # a variant, not the paper's method
-    rows = comparison_report.section(found, "digits", {}).tables[0].rows
+    rows = comparison_report.section(found, "digits", {}, 0).tables[0].rows
     assert [row[4] for row in rows if row[0] == "momentum 0.9, annealed"] == ["0.100"]
     drawn = {line.get_label(): line for line in comparison_report.draw(found).axes[0].lines}
     assert drawn["momentum 0.9, annealed, lr 0.1"].get_ydata()[-1] == pytest.approx(0.1)
@@ -134,7 +134,7 @@ def test_diverged_runs_rank_last_and_are_labelled() -> None:
     found = Comparison(Regularized(), [broken, *whole.records])
     assert found.tuned(256, vanilla=False) == whole.tuned(256, vanilla=False)
     assert found.summary(broken.setting, "train_loss") is None
-    table = comparison_report.section(found, "digits", {}).tables[0]
+    table = comparison_report.section(found, "digits", {}, 0).tables[0]
     assert next(row for row in table.rows if row[2] == "1")[4:] == ["diverged"] * 6
     hopeless = Comparison(Proxy(), [broken, record(0.0, 0.1, 0.8, 0.6)])
     assert [claim.agrees for claim in comparison_report.claims(hopeless)] == [False, False]
@@ -199,8 +199,8 @@ def test_figure_of_batch_sizes_shows_each_method_tuned_at_each_size() -> None:
         low, high = axes.get_ylim()
         assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 3
     one_size = Comparison(Regularized(), comparison().matching(batch=256))
-    assert len(comparison_report.section(one_size, "digits", {}).figures) == 1
-    assert len(comparison_report.section(comparison(), "digits", {}).figures) == 2
+    assert len(comparison_report.section(one_size, "digits", {}, 0).figures) == 1
+    assert len(comparison_report.section(comparison(), "digits", {}, 0).figures) == 2
 
 
 def test_svg_uses_the_text_colour_of_the_page_and_unique_ids(results: synthetic.Results) -> None:
@@ -221,8 +221,8 @@ def test_svg_uses_the_text_colour_of_the_page_and_unique_ids(results: synthetic.
 def page(results: synthetic.Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sections = [
         synthetic_report.section(results, quadratic(synthetic.SHIFTED), {"command": "proxmo reproduce synthetic"}),
-        comparison_report.section(comparison(), "digits", {"command": "proxmo reproduce regularized"}),
-        comparison_report.section(comparison(Proxy()), "<b>digits</b>", {"command": "proxmo reproduce proxy"}),
+        comparison_report.section(comparison(), "digits", {"command": "proxmo reproduce regularized"}, 0),
+        comparison_report.section(comparison(Proxy()), "<b>digits</b>", {"command": "proxmo reproduce proxy"}, 0),
     ]
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(render(sections), encoding="utf-8")

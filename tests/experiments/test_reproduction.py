@@ -37,7 +37,10 @@ class Coin(Experiment):
             store.finish("coin-all", {"heads": options.seeds})
             progress(1, 1)
 
-    def merged(self, stores: list[Store]) -> dict[str, Any]:
+    def missing(self, store: Store) -> list[str]:
+        return []
+
+    def merged(self, stores: list[Store], settings: dict[str, Any]) -> dict[str, Any]:
         return {"coin-all": {"heads": sum(store.record("coin-all")["heads"] for store in stores)}}
 
     def results(self, store: Store) -> tuple[Section, dict[str, Any]] | None:

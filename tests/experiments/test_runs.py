@@ -289,7 +289,7 @@ def test_begin_neither_mixes_settings_nor_discards_results(tmp_path: Path) -> No
         store.begin({"one": {"seeds": 3, "data": "digits", "command": "in other words"}}, resume=True)
         with pytest.raises(StoreError, match="already has results of one: continue with --resume, or choose"):
             store.begin({"two": {"seeds": 4}, "one": {"seeds": 3, "data": "digits"}}, resume=False)
-        assert store.settings("two") == {}  # nothing was started
+        assert store.settings("two") is None  # nothing was started
         store.begin({"two": {"seeds": 4}}, resume=False)  # another experiment in the same folder
         assert store.record("one-a") == 1
         assert store.load("one-b") is not None

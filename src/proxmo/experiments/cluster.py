@@ -14,10 +14,10 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,15 @@ PATIENCE = 600.0  # seconds without an answer from the queue while jobs are in i
 SECONDS_TO_ANSWER = 60.0
 MINUTES = 24 * 60  # the time limit of a job if none is given
 FOLDER = "cluster"
+OURS = {"array", "output", "error", "open_mode", "signal", "wrap"}  # options of sbatch
+
+
+class Submitted(NamedTuple):
+    """The last job of a run."""
+
+    job: str
+    fingerprint: str
+    """See `Task`."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +54,13 @@ class Task:
     bfloat16: bool
     """Whether all machines must compute in bfloat16, or none: a report must not mix the two."""
     folder: Path
+    fingerprint: str
+    """Of the settings when it was submitted: a job may start long after the folder got others."""
 
     def __call__(self) -> None:
+        store = Store(self.folder)
+        if store.fingerprint(self.job.experiment) != self.fingerprint:
+            raise StoreError(f"{self.folder} has other settings now than when this job was submitted")
         if self.device == "cpu":
             torch.set_num_threads(1)  # as in the local pool, so that the results are the same
         if has_fast_bfloat16(self.device) != self.bfloat16:
@@ -56,7 +70,7 @@ class Task:
         def make() -> Trainer:
             return self.job.trainer(self.job.setting, self.load(), self.device)
 
-        train(make, self.job.experiment, self.job.setting, Store(self.folder), lambda _: None)
+        train(make, self.job.experiment, self.job.setting, store, lambda _: None)
 
 
 class Queue(ABC):
@@ -96,11 +110,10 @@ class Slurm(Queue):
 
         super().__init__(folder)
         self._executor = SlurmExecutor(folder)
-        defaults: Resources = {"job_name": "proxmo", "time": MINUTES, "cpus_per_task": 1}
-        try:
-            self._executor.update_parameters(**{**defaults, **resources}, stderr_to_stdout=True)
-        except (ValueError, TypeError) as error:
-            raise StoreError(f"Slurm does not take these options: {error}") from error
+        defaults = {"job_name": "proxmo", "time": str(MINUTES), "cpus_per_task": "1"}
+        flags = {name: True for name, value in resources.items() if value == "true"}
+        options = {**defaults, **resources, **flags}
+        self._executor.update_parameters(additional_parameters=options, stderr_to_stdout=True)
         if (answer := self._ask()).returncode != 0:
             raise StoreError(f"Slurm does not answer: {answer.stderr.strip()}")
 
@@ -150,16 +163,27 @@ class Processes(Queue):
             time.sleep(0.05)
 
 
-def open_queue(store: Store, device: str, resources: Resources) -> Queue:
-    """Return Slurm's queue, or processes of this machine if it has no Slurm."""
-    folder = store.folder / FOLDER
-    if shutil.which("sbatch") is not None:
-        return Slurm(folder, resources)
+def has_slurm() -> bool:
+    """Whether this machine can submit jobs to Slurm."""
+    return shutil.which("sbatch") is not None
+
+
+def check_place(device: str, resources: Resources) -> None:
+    """Raise `StoreError` if jobs with these resources cannot train on the device."""
+    if taken := sorted(OURS & set(resources)):
+        raise StoreError(f"--cluster-options must not set {', '.join(taken)}, which proxmo sets itself")
+    if has_slurm():
+        return
     if resources:
         raise StoreError(f"there is no Slurm on this machine that could take {', '.join(resources)}")
     if device != "cpu":
         raise StoreError(f"without Slurm, --cluster trains on the cpu only; to train on {device}, leave it out")
-    return Processes(folder)
+
+
+def open_queue(store: Store, resources: Resources) -> Queue:
+    """Return Slurm's queue, or processes of this machine if it has no Slurm."""
+    folder = store.folder / FOLDER
+    return Slurm(folder, resources) if has_slurm() else Processes(folder)
 
 
 def run_on_cluster(
@@ -183,8 +207,10 @@ def run_on_cluster(
         bfloat16: see `Task`.
     """
     waiting = {run_name(job.experiment, job.setting): job for job in jobs}
-    queue = open_queue(store, device, resources)
+    fingerprint = store.fingerprint(jobs[0].experiment)
+    queue = open_queue(store, resources)
     submitted, attempts = _read(queue.folder), Counter[str]()
+    _refuse_strangers(waiting, submitted, fingerprint, queue.alive() or set(), store)
     failed: list[str] = []
     silent_since = time.monotonic()
     while waiting:
@@ -197,36 +223,52 @@ def run_on_cluster(
             )
         if alive is not None:
             silent_since = time.monotonic()
-            lost = [name for name in waiting if submitted.get(name) not in alive and not store.is_claimed(name)]
+            lost = [name for name in waiting if not _is_alive(name, submitted, alive, store)]
             given_up = [name for name in lost if attempts[name] == ATTEMPTS]
             failed += given_up
             for name in given_up:
                 del waiting[name]
             again = [name for name in lost if name in waiting][: int(min(queue.room - len(alive), len(lost)))]
             if again:
-                tasks = [Task(waiting[name], load, device, bfloat16, store.folder) for name in again]
-                submitted |= dict(zip(again, queue.submit(tasks), strict=True))
+                tasks = [Task(waiting[name], load, device, bfloat16, store.folder, fingerprint) for name in again]
+                ids = queue.submit(tasks)
+                submitted |= {name: Submitted(job, fingerprint) for name, job in zip(again, ids, strict=True)}
                 attempts.update(again)
                 store.write(f"{FOLDER}/jobs.json", json.dumps(submitted))
         if waiting:
             time.sleep(SECONDS_BETWEEN_CHECKS)
     queue.join()
     if failed:
-        logs = "; ".join(f"{name} (see {queue.log(submitted[name])})" for name in failed)
+        logs = "; ".join(f"{name} (see {queue.log(submitted[name].job)})" for name in failed)
         raise StoreError(f"{len(failed)} of {len(jobs)} jobs failed {ATTEMPTS} times: {logs}; continue with --resume")
 
 
-def _read(folder: Path) -> dict[str, str]:
-    """Return the id of the last job of each run, as an earlier process wrote them down."""
+def _is_alive(name: str, submitted: dict[str, Submitted], alive: set[str], store: Store) -> bool:
+    return (name in submitted and submitted[name].job in alive) or store.is_claimed(name)
+
+
+def _refuse_strangers(
+    names: Iterable[str], submitted: dict[str, Submitted], fingerprint: str, alive: set[str], store: Store
+) -> None:
+    """Raise if jobs with other settings, of an earlier run into this folder, would write the records of these runs."""
+    with_others = [name for name in names if name in submitted and submitted[name].fingerprint != fingerprint]
+    jobs = [submitted[name].job for name in with_others if _is_alive(name, submitted, alive, store)]
+    if jobs:
+        raise StoreError(
+            f"jobs that were submitted with other settings still write to {store.folder}: {' '.join(jobs)}; end them "
+            "(in Slurm with scancel), or choose another --out"
+        )
+
+
+def _read(folder: Path) -> dict[str, Submitted]:
+    """Return the last job of each run, as an earlier process wrote them down."""
     path = folder / "jobs.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        return {name: Submitted(str(job), str(fingerprint)) for name, (job, fingerprint) in found.items()}
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError:
-        found = None
-    if not (isinstance(found, dict) and all(isinstance(job, str) for job in found.values())):
-        raise StoreError(f"{path} is damaged; delete it when no jobs of this folder are left in the queue")
-    return found
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(f"{path} is damaged; delete it when no jobs of this folder are left in the queue") from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,7 +110,8 @@ def reproduce(
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, …")] = "cpu",
     strength: Annotated[float, typer.Option(min=0, help="Strength of the penalty in regularized training.")] = STRENGTH,
     first_seed: Annotated[
-        int, typer.Option(min=0, help="The first seed. Change it to run other seeds on another machine.")
+        int,
+        typer.Option(min=0, max=2**31, help="The first seed. Change it to run other seeds on another machine."),
     ] = 0,
     only: Annotated[
         str | None, typer.Option(metavar="I/N", help="Run only every N-th job, from the I-th on: a share of the grid.")
@@ -117,7 +120,7 @@ def reproduce(
         bool, typer.Option("--cluster", help="Train as Slurm jobs; without Slurm, as local processes.")
     ] = False,
     cluster_options: Annotated[
-        str, typer.Option(help="Options of the Slurm jobs, such as partition=gpu,gpus_per_node=1,time=600 (minutes).")
+        str, typer.Option(help="Options of sbatch, such as partition=gpu,gpus_per_node=1,time=600 (minutes).")
     ] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the runs in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")] = False,
@@ -126,9 +129,10 @@ def reproduce(
     context.with_resource(_temporary_matplotlib_folder())
     chosen = EXPERIMENTS.values() if experiment is ExperimentOption.all else [EXPERIMENTS[experiment.value]]
     images = data.value if data else "digits" if preset is PresetOption.quick else "cifar10"
+    if not math.isfinite(strength):
+        raise typer.BadParameter(f"must be a number >= 0, got {strength}", param_hint="--strength")
     resources = _cluster_resources(cluster_options, cluster=cluster)
-    # jobs of a cluster run elsewhere, where the device may be one that this machine does not have
-    checked = _check_device(device) if resources is None else device
+    checked = _check_device(device, here=resources is None)
     options = Options(preset.value, images, root, seeds, checked, strength, first_seed, _share(only), resources)
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -144,22 +148,23 @@ def reproduce(
             outcome = run(chosen, options, out, bar, resume=resume)
     except (DataError, StoreError) as error:
         _fail(error)
-    _print_outcome(outcome, console)
+    _print_outcome(outcome, console, "put the folders of all shares together with: proxmo report FOLDER FOLDER …")
 
 
-def _print_outcome(outcome: Outcome, console: Console) -> None:
+def _print_outcome(outcome: Outcome, console: Console, advice: str) -> None:
+    """Print what was found; if runs are missing, name one, and give the advice."""
     for section in outcome.sections:
         console.print(claims_table(section.title, section.claims))
-    if outcome.report is None:
-        typer.echo("done; put the folders of all shares together with: proxmo report FOLDER FOLDER …")
-    else:
+    if outcome.report is not None:
         typer.echo(f"numbers: {outcome.numbers}\nreport:  {outcome.report}")
+    if outcome.missing:
+        typer.echo(f"missing: {len(outcome.missing)} runs, such as {outcome.missing[0]}; {advice}")
 
 
 @app.command()
 def report(
     context: typer.Context,
-    folders: Annotated[list[Path], typer.Argument(help="Output folders of `proxmo reproduce` from several machines.")],
+    folders: Annotated[list[Path], typer.Argument(help="Output folders of `proxmo reproduce`.")],
     out: Annotated[Path, typer.Option(help="New folder for all runs and the report.")] = Path("proxmo-report"),
 ) -> None:
     """Merge the results of several machines into one report."""
@@ -168,7 +173,8 @@ def report(
         outcome = merge(folders, out)
     except StoreError as error:
         _fail(error)
-    _print_outcome(outcome, Console())
+    advice = "; ".join(f"train them with: {command} --resume --out {out}" for command in outcome.commands)
+    _print_outcome(outcome, Console(), advice or "train them in the folders of their seeds, then merge again")
 
 
 @app.command()
@@ -238,7 +244,7 @@ def verify(
     horizon: Annotated[int, typer.Option(min=10, help="Steps of each Monte Carlo run.")] = 500,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
 ) -> None:
-    """Check every bound numerically (about half a minute) and show how wrong a constant must be to be noticed."""
+    """Check the bounds numerically (about half a minute) and show how wrong a constant must be to be noticed."""
     console = Console()
     found: list[Check] = []
     with one_thread(), Progress(console=console, disable=quiet) as progress:
@@ -336,19 +342,22 @@ def _cluster_resources(text: str, *, cluster: bool) -> Resources | None:
     if find_spec("submitit") is None:
         raise typer.BadParameter("needs submitit: pip install 'proxmo[cluster]'", param_hint="--cluster")
     found: Resources = {}
-    for part in filter(None, text.split(",")):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not (key.isidentifier() and equals and value):
+    for part in re.split(r",(?=[^,=]+=)", text) if text else ():  # values may have commas
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        name = key.replace("-", "_")
+        if not (name.isidentifier() and value):
             raise typer.BadParameter(f"must be key=value,key=value, got {part!r}", param_hint="--cluster-options")
-        found[key] = int(value) if value.isdecimal() else value
+        found[name] = value
     return found
 
 
-def _check_device(device: str) -> str:
-    """Return the normalised name of a device, or raise if it cannot be used."""
+def _check_device(device: str, *, here: bool) -> str:
+    """Return the normalised name of a device; raise if there is none of that name, or if it cannot be used here."""
     try:
-        torch.zeros(1, device=device).item()
+        torch.zeros(1, device=device).item() if here else torch.device(device)
     except Exception as error:  # the type depends on the device and on how torch was built
         reason = str(error).splitlines()[0]
-        raise typer.BadParameter(f"{device!r} cannot be used here: {reason}", param_hint="--device") from error
+        raise typer.BadParameter(
+            f"{device!r} cannot be used{' here' * here}: {reason}", param_hint="--device"
+        ) from error
     return "cpu" if torch.device(device).type == "cpu" else device

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,6 +19,7 @@ from proxmo.experiments.images import Images
 from proxmo.experiments.pool import Job, run_jobs
 from proxmo.experiments.presets import Grid, Presets, Size
 from proxmo.experiments.report import Section
+from proxmo.experiments.seeds import as_range, as_text
 from proxmo.experiments.store import Store, StoreError
 from proxmo.experiments.training import Record, Setting, Trainer, has_fast_bfloat16, run_name
 
@@ -87,6 +89,10 @@ class TrainingExperiment(Experiment):
 
     def check(self, options: Options) -> None:
         load(options.data, options.root)
+        if options.cluster is not None:
+            from proxmo.experiments.cluster import check_place
+
+            check_place(options.device, options.cluster)
 
     def arguments(self, options: Options) -> list[str]:
         found = [f"--preset {options.preset}", f"--data {options.data}"]
@@ -104,8 +110,7 @@ class TrainingExperiment(Experiment):
         size = self.size(options)
         return {
             "data": options.data,
-            "seeds": options.seeds or size.seeds,
-            "first_seed": options.first_seed,
+            "seeds": [as_text(options.first_seed, options.seeds or size.seeds)],
             "device": options.device.split(":")[0],
             "bfloat16": has_fast_bfloat16(options.device),
             "width": size.width,
@@ -114,20 +119,24 @@ class TrainingExperiment(Experiment):
 
     def run(self, options: Options, store: Store, progress: Progress) -> None:
         size, first = self.size(options), options.first_seed
-        grid, seeds = size.grid, options.seeds or size.seeds
-        cells = _cells(grid, size.width, first)
-        self._train(cells, len(cells) + 4 * (seeds - 1), options, store, progress)
+        seeds = range(first, first + (options.seeds or size.seeds))
+        cells = _cells(size.grid, size.width, first)
+        self._train(cells, len(cells) + 4 * (len(seeds) - 1), options, store, progress)
         if (found := self._finished(cells, store)) is None:  # other machines have the rest
             return
-        largest, comparison = grid.batches[0], Comparison(self, found)
-        repeated = grid.batches if size.repeat_all else grid.batches[:1]
-        best = {comparison.tuned(batch, vanilla=vanilla) for batch in repeated for vanilla in (True, False)}
-        at_paper = [s for s in cells if (s.batch, s.lr) == (largest, self.paper_lr) and s.momentum in (0.0, 0.9)]
-        best |= {s for s in at_paper if not s.annealed}
-        again = [replace(setting, seed=first + k) for setting in sorted(best, key=str) for k in range(1, seeds)]
+        again = self._further(found, size.grid, seeds)
         self._train(again, len(cells) + len(again), options, store, progress)
         if (more := self._finished(again, store)) is not None:
             store.finish(f"{self.name}-all", _as_json(options.data, found + more))
+
+    def _further(self, cells: list[Record], grid: Grid, seeds: range) -> list[Setting]:
+        """Return the best settings of a whole grid, and the paper's, with all seeds but the first."""
+        comparison = Comparison(self, cells)
+        repeated = grid.batches if grid.repeat_all else grid.batches[:1]
+        best = {comparison.tuned(batch, vanilla=vanilla) for batch in repeated for vanilla in (True, False)}
+        at_paper = comparison.matching(batch=grid.batches[0], lr=self.paper_lr, annealed=False)
+        best |= {run.setting for run in at_paper if run.setting.momentum in (0.0, 0.9)}
+        return [replace(setting, seed=seed) for setting in sorted(best, key=str) for seed in seeds[1:]]
 
     def _train(self, settings: list[Setting], runs: int, options: Options, store: Store, progress: Progress) -> None:
         """Train with these settings, or a share of them; ``runs`` is the expected total, for the progress bar."""
@@ -158,34 +167,45 @@ class TrainingExperiment(Experiment):
         records = [store.record(run_name(self.name, setting), Record.from_json) for setting in settings]
         return None if None in records else records  # type: ignore[return-value]
 
-    def merged(self, stores: list[Store]) -> dict[str, Any]:
+    def missing(self, store: Store) -> list[str]:
+        runs = {run.setting: run for run in store.records(f"{self.name}-batch", Record.from_json)}
+
+        def read(settings: dict[str, Any]) -> list[str]:
+            grid = Grid(**settings["grid"])
+            wanted: set[Setting] = set()
+            for seeds in map(as_range, settings["seeds"]):
+                cells = _cells(grid, settings["width"], seeds[0])
+                wanted.update(cells)
+                if all(cell in runs for cell in cells):
+                    wanted.update(self._further([runs[cell] for cell in cells], grid, seeds))
+            return sorted(run_name(self.name, setting) for setting in wanted - set(runs))
+
+        return store.settings(self.name, read) or []
+
+    def merged(self, stores: list[Store], settings: dict[str, Any]) -> dict[str, Any]:
         runs: dict[Setting, Record] = {}
-        cells: set[Setting] = set()
+        folders: dict[Setting, Path] = {}
         for other in stores:
-            settings = other.settings(self.name)
             for run in other.records(f"{self.name}-batch", Record.from_json):
-                known = runs.setdefault(run.setting, run)
+                known, folder = runs.setdefault(run.setting, run), folders.setdefault(run.setting, other.folder)
                 if replace(known, seconds=run.seconds) != run:
-                    raise StoreError(
-                        f"{run_name(self.name, run.setting)} in {other.folder} differs from the one in another folder"
-                    )
-            grid = settings["grid"]
-            cells |= set(_cells(Grid(**grid), settings["width"], settings["first_seed"]))
-            data = settings["data"]
+                    name = run_name(self.name, run.setting)
+                    raise StoreError(f"{name} differs between {folder} and {other.folder}: leave one of them out")
+        grid, width = Grid(**settings["grid"]), settings["width"]
+        cells = {cell for seeds in settings["seeds"] for cell in _cells(grid, width, as_range(seeds)[0])}
         missing = sorted(run_name(self.name, setting) for setting in cells - set(runs))
         if missing:
             raise StoreError(f"{len(missing)} of {len(cells)} runs of the grid are in no folder, such as {missing[0]}")
         records = {run_name(self.name, setting): run.to_json() for setting, run in runs.items()}
-        return {**records, f"{self.name}-all": _as_json(data, list(runs.values()))}
+        return {**records, f"{self.name}-all": _as_json(settings["data"], list(runs.values()))}
 
     def results(self, store: Store) -> tuple[Section, dict[str, Any]] | None:
-        settings = store.settings(self.name)
-
         def read(record: dict[str, Any]) -> tuple[Section, dict[str, Any]]:
             from proxmo.experiments.comparison_report import section  # imports matplotlib
 
             runs = [Record.from_json(run) for run in record["runs"]]
-            return section(Comparison(self, runs), record["data"], settings), record
+            missing = len(self.missing(store))
+            return section(Comparison(self, runs), record["data"], store.settings(self.name) or {}, missing), record
 
         return store.record(f"{self.name}-all", read)
 

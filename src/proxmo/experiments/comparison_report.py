@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,8 +22,8 @@ WIDE = 3  # how many times its smallest value the largest one must be for a log 
 SMOOTH_FROM = 8  # epochs; the second half of a shorter run is too short to judge smoothness
 
 
-def section(comparison: Comparison, data: str, settings: dict[str, str]) -> Section:
-    """Return the section of a training experiment."""
+def section(comparison: Comparison, data: str, settings: dict[str, Any], missing: int) -> Section:
+    """Return the section of a training experiment; ``missing`` is how many runs it does not have yet."""
     experiment = comparison.experiment
     setting = comparison.records[0].setting
     pictures = [
@@ -44,7 +44,8 @@ def section(comparison: Comparison, data: str, settings: dict[str, str]) -> Sect
     return Section(
         experiment.name,
         experiment.title,
-        f"ResNet-18 of base width {setting.width} on {data}, {setting.epochs} epochs. {experiment.text}",
+        f"ResNet-18 of base width {setting.width} on {data}, {setting.epochs} epochs. {experiment.text}"
+        + (f" {missing} runs with further seeds are missing." if missing else ""),
         pictures,
         claims(comparison),
         [_table(comparison)],

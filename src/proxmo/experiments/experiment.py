@@ -16,8 +16,8 @@ from proxmo.experiments.presets import PresetName
 from proxmo.experiments.report import Section
 from proxmo.experiments.store import Store
 
-Resources: TypeAlias = dict[str, str | int]
-"""Options of a Slurm job, named as those of sbatch: partition, time, gpus_per_node, …"""
+Resources: TypeAlias = dict[str, str]
+"""Options of a Slurm job, named as those of sbatch: partition, time, gpus_per_node, …; flags are "true"."""
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the number of steps done since the last call, and the total number of steps."""
@@ -63,7 +63,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def check(self, options: Options) -> None:
-        """Raise `DataError` if the experiment cannot run with these options; called before any work is done."""
+        """Raise `DataError` or `StoreError` if the experiment cannot run with these options, before any work."""
 
     @abstractmethod
     def arguments(self, options: Options) -> list[str]:
@@ -88,8 +88,12 @@ class Experiment(ABC):
         """Run everything that the store does not have yet, or the share that ``options.only`` names."""
 
     @abstractmethod
-    def merged(self, stores: list[Store]) -> dict[str, Any]:
-        """Return by name all records that a store with the results of all of these has.
+    def missing(self, store: Store) -> list[str]:
+        """Return the names of the records that the settings in the store ask for and that it does not have."""
+
+    @abstractmethod
+    def merged(self, stores: list[Store], settings: dict[str, Any]) -> dict[str, Any]:
+        """Return by name all records that a store with the results of all of these has, and with these settings.
 
         Raise `StoreError` if something is missing or does not fit together.
         """

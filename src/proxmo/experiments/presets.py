@@ -21,6 +21,8 @@ class Grid:
     epochs: int
     annealed: float | None = None
     """The lr from which momentum at the largest batch is also run with lr and 1 − momentum annealed together."""
+    repeat_all: bool = False
+    """Whether the best settings of all batch sizes are repeated, not only those of the largest one."""
 
     def to_json(self) -> dict[str, list[float] | float | None]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
@@ -35,8 +37,6 @@ class Size:
     grid: Grid
     seeds: int = 3
     """Seeds of the best settings; the rest of the grid runs with one."""
-    repeat_all: bool = False
-    """Whether the best settings of all batch sizes are repeated, not only those of the largest one."""
 
 
 @dataclass(frozen=True)

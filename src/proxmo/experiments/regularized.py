@@ -94,7 +94,7 @@ class Regularized(TrainingExperiment):
     sizes = Presets(
         paper=Size(64, Grid((256, 128, 64), rates=(1.0, 0.1, 0.01), momenta=(0.0, 0.9, 0.99), epochs=300)),
         medium=Size(
-            8, Grid((256, 64), rates=(0.1, 0.3), momenta=(0.9, 0.0), epochs=30, annealed=0.1), seeds=2, repeat_all=True
+            8, Grid((256, 64), rates=(0.1, 0.3), momenta=(0.9, 0.0), epochs=30, annealed=0.1, repeat_all=True), seeds=2
         ),
         quick=Size(8, Grid((256,), rates=(0.3, 0.1, 0.03), momenta=(0.0, 0.9), epochs=10)),
         # 1,437 images in batches of 16 are 89 steps per epoch; batches of 256 would be 5, with hardly any noise

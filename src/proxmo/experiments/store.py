@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 import zipfile
@@ -14,6 +15,8 @@ import torch
 from filelock import FileLock, Timeout
 
 from proxmo.files import written_whole
+
+FREE = {"command"}  # what may differ between settings of the same runs: different commands can ask for them
 
 
 class StoreError(RuntimeError):
@@ -30,8 +33,13 @@ class Store:
         self.folder = folder
         self._runs, self._claims = folder / "runs", folder / ".claims"
 
-    def record(self, name: str, read: Callable[[Any], Any] = lambda data: data) -> Any | None:
-        """Return ``read`` of the record of a run, or ``None`` if the run is not finished."""
+    def record(
+        self, name: str, read: Callable[[Any], Any] = lambda data: data, remedy: str = "delete it to repeat the run"
+    ) -> Any | None:
+        """Return ``read`` of the record of a run, or ``None`` if the run is not finished.
+
+        If it cannot be read, the error names ``remedy``.
+        """
         path = self._runs / f"{name}.json"
         try:
             return read(json.loads(path.read_text(encoding="utf-8")))
@@ -40,7 +48,7 @@ class Store:
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise StoreError(f"{path} is damaged ({error!r}); delete it to repeat the run") from error
+            raise StoreError(f"{path} is damaged ({error!r}); {remedy}") from error
 
     def records(self, prefix: str, read: Callable[[Any], Any]) -> list[Any]:
         """Return ``read`` of the records of all finished runs whose names start with ``prefix``, sorted by name."""
@@ -99,10 +107,10 @@ class Store:
             with disk_errors(self.folder):
                 for file in self._runs.glob(f".{experiment}-*"):  # partial writes of a process that was killed
                     if not self.is_claimed(file.name[1:].rpartition("-")[0]):  # jobs of a cluster may go on
-                        file.unlink()
+                        file.unlink(missing_ok=True)
                 for file in self._runs.glob(f"{experiment}-*.pt"):
                     if file.with_suffix(".json").exists():  # killed between writing the record and deleting this
-                        file.unlink()
+                        file.unlink(missing_ok=True)
             self.finish(f"{experiment}-settings", wanted)
 
     @contextmanager
@@ -123,10 +131,25 @@ class Store:
         except Timeout:
             return True
 
-    def settings(self, experiment: str) -> dict[str, Any]:
-        """Return the settings that an experiment was started with, or an empty dict."""
-        found: dict[str, Any] = self.record(f"{experiment}-settings") or {}
-        return found
+    def settings(self, experiment: str, read: Callable[[dict[str, Any]], Any] = lambda data: data) -> Any | None:
+        """Return ``read`` of the settings that an experiment was started with, or ``None``."""
+
+        def read_object(data: Any) -> Any:
+            if not isinstance(data, dict):
+                raise TypeError("not an object")
+            return read(data)
+
+        remedy = "its runs cannot be used without the right settings: restore the file, or choose another folder"
+        return self.record(f"{experiment}-settings", read_object, remedy)
+
+    def fingerprint(self, experiment: str) -> str:
+        """Return a short text that changes with the settings of an experiment."""
+        settings = {key: value for key, value in (self.settings(experiment) or {}).items() if key not in FREE}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+    def has_results(self, experiment: str) -> bool:
+        """Whether any run of an experiment is finished."""
+        return any(file.suffix == ".json" and file.stem != f"{experiment}-settings" for file in self._files(experiment))
 
     def _check(self, experiment: str, wanted: dict[str, Any], *, resume: bool) -> None:
         if not self._files(experiment):
@@ -135,10 +158,10 @@ class Store:
             raise StoreError(
                 f"{self.folder} already has results of {experiment}: continue with --resume, or choose another --out"
             )
-        before = self.record(f"{experiment}-settings")
+        before = self.settings(experiment)
         if before is None:
             raise StoreError(f"{self.folder} has runs of {experiment} but not their settings; choose another --out")
-        keys = {*before, *wanted} - {"command"}  # different commands can ask for the same run
+        keys = {*before, *wanted} - FREE
         changed = sorted(key for key in keys if before.get(key) != wanted.get(key))
         if changed:
             changes = ", ".join(f"{key} was {before.get(key)!r}, now {wanted.get(key)!r}" for key in changed)

@@ -22,6 +22,7 @@ from torch.nn import Parameter
 from proxmo import AutoProxSGD, SquaredL2, theory
 from proxmo.experiments.experiment import Experiment, Options, Progress
 from proxmo.experiments.report import Section
+from proxmo.experiments.seeds import as_text
 from proxmo.experiments.store import Store, StoreError
 from proxmo.experiments.threads import one_thread
 
@@ -337,7 +338,7 @@ class Synthetic(Experiment):
         return seeds + ([f"--first-seed {options.first_seed}"] if options.first_seed else [])
 
     def conditions(self, options: Options) -> dict[str, Any]:
-        return {"seeds": options.seeds or SEEDS, "first_seed": options.first_seed}
+        return {"seeds": [as_text(options.first_seed, options.seeds or SEEDS)]}
 
     def run(self, options: Options, store: Store, progress: Progress) -> None:
         if options.only is not None and options.only[0] > 1:
@@ -355,7 +356,10 @@ class Synthetic(Experiment):
             else:
                 progress(total // len(PROBLEMS), total)
 
-    def merged(self, stores: list[Store]) -> dict[str, Any]:
+    def missing(self, store: Store) -> list[str]:
+        return [key for problem in PROBLEMS if store.record(key := f"{self.name}-{problem}") is None]
+
+    def merged(self, stores: list[Store], settings: dict[str, Any]) -> dict[str, Any]:
         records = {}
         for name in (f"{self.name}-{problem}" for problem in PROBLEMS):
             found = [record for other in stores if (record := other.record(name)) is not None]
@@ -373,4 +377,4 @@ class Synthetic(Experiment):
         from proxmo.experiments.synthetic_report import section  # imports matplotlib
 
         numbers = {**paper.to_json(), "shifted": shifted.to_json()}
-        return section(paper, shifted, store.settings(self.name)), numbers
+        return section(paper, shifted, store.settings(self.name) or {}), numbers

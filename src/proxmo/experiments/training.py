@@ -73,6 +73,8 @@ class Record:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
         epochs = [Epoch(**epoch) for epoch in data["epochs"]]
+        if not (epochs or data["diverged"]):
+            raise ValueError("no epochs")
         return cls(Setting(**data["setting"]), epochs, data["diverged"], data["seconds"])
 
     @property
