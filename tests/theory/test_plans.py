@@ -234,7 +234,7 @@ def test_rates_that_rounding_spoils_are_refused() -> None:
 
 def test_initial_batch_must_be_finite() -> None:
     assert theory.initial_batch(smoothness=1e-200, noise_variance=1.0, initial_gap=1e200) == 1
-    with pytest.raises(ValueError, match="noise_variance must be small enough for a finite batch, got 1.0"):
+    with pytest.raises(ValueError, match=r"noise_variance must be small enough for a finite batch, got 1\.0"):
         theory.initial_batch(smoothness=1e-200, noise_variance=1.0, initial_gap=1e-200)
 
 
