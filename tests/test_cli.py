@@ -75,7 +75,7 @@ def test_reproduce_runs_all_protects_existing_results_and_resumes(tmp_path: Path
 
     code, output = run("reproduce", "proxy", "--seeds", "3", "--resume", "--out", str(out))
     assert code == 1
-    assert "was started with other settings: seeds was 2, now 3" in output
+    assert "was started with other settings: seeds was ['0-1'], now ['0-2']" in output
     code, output = run("reproduce", "--seeds", "2", "--out", str(out))
     assert code == 1
     assert "already has results of synthetic: continue with --resume, or choose another --out" in output

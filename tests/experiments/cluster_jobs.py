@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from experiments.few_images import few_images, loader
 from proxmo.experiments.cluster import run_on_cluster
 from proxmo.experiments.pool import Job
 from proxmo.experiments.regularized import RegularizedTrainer
-from proxmo.experiments.store import Store, StoreError, open_store
+from proxmo.experiments.store import StoreError, open_store
 from proxmo.experiments.training import Setting, has_fast_bfloat16
 
 SETTING = Setting(lr=0.1, momentum=0.9, batch=32, epochs=3, width=8, seed=0)
@@ -45,10 +44,10 @@ class Failing(RegularizedTrainer):
         raise StoreError("on purpose")
 
 
-def submit(folder: Path, jobs: list[Job] = JOBS, store: Store | None = None) -> list[int]:
+def submit(folder: Path, jobs: list[Job] = JOBS) -> list[int]:
     """Run jobs into a folder, with one core each; return the epochs of each call of ``advance``."""
     done: list[int] = []
-    with nullcontext(store) if store else open_store(folder) as store:
+    with open_store(folder) as store:
         store.begin({"trial": {"seeds": 1}}, resume=(folder / "runs").exists())
         images = loader(few_images())
         run_on_cluster(jobs, images, "cpu", store, done.append, resources={}, bfloat16=has_fast_bfloat16("cpu"))

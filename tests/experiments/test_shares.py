@@ -145,7 +145,10 @@ def test_folders_that_cannot_be_merged_are_named(tmp_path: Path, whole: Path) ->
     assert "has no results of" in run("report", str(empty))[1]
     assert f"{whole} exists already; choose another --out" in run("report", str(whole), "--out", str(whole))[1]
     shutil.copytree(whole, copy)
-    for content, why in (("[1]", "is damaged"), ('{"seeds": ["0-1"]}', "are damaged or of another version")):
+    settings = json.loads((copy / "runs" / "regularized-settings.json").read_text())
+    damaged = [{**settings, "seeds": seeds} for seeds in (2, [], ["5-3"], ["x"])]
+    cases = [("[1]", "is damaged"), ('{"seeds": ["0-1"]}', "are damaged or of another version")]
+    for content, why in cases + [(json.dumps(one), "are damaged or of another version") for one in damaged]:
         (copy / "runs" / "regularized-settings.json").write_text(content)
         code, output = run("report", str(copy), "--out", str(tmp_path / "out"))
         assert code == 1
@@ -164,6 +167,16 @@ def test_merge_that_is_killed_leaves_no_folder(tmp_path: Path, whole: Path, monk
     assert not list(tmp_path.iterdir())
     reproduction.merge([whole], tmp_path / "out")
     assert (tmp_path / "out" / "report.html").read_bytes() == (whole / "report.html").read_bytes()
+
+
+def test_runs_that_nobody_asked_for_are_left_out(tmp_path: Path, whole: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(whole, copy)
+    record = json.loads(next((copy / "runs").glob("regularized-batch*-seed0-*.json")).read_text())
+    record["setting"]["seed"] = 7
+    (copy / "runs" / "regularized-batch9-stray.json").write_text(json.dumps(record))
+    assert run("report", str(copy), "--out", str(tmp_path / "out"))[0] == 0
+    assert numbers(tmp_path / "out") == numbers(whole)
 
 
 def test_results_count_only_where_they_are(tmp_path: Path) -> None:
@@ -206,7 +219,7 @@ def test_quadratic_is_the_first_job(tmp_path: Path) -> None:
     assert run(*arguments, str(tmp_path / "3"), "--first-seed", "9")[0] == 0
     code, output = run("report", str(tmp_path / "1"), str(tmp_path / "3"), "--out", str(tmp_path / "refused"))
     assert code == 1
-    assert "means over different seeds cannot be merged" in output
+    assert "and its means cannot be merged: leave one of them out" in output
 
 
 @pytest.mark.parametrize("arguments", [("--cluster-options", "partition=gpu"), ("--device", "cuda")])
@@ -234,6 +247,7 @@ def test_options_of_the_cluster_may_have_commas() -> None:
         (("--cluster", "--cluster-options", "time"), "must be key=value,key=value, got 'time'"),
         (("--cluster", "--cluster-options", "time=5,nodes="), "must be key=value,key=value, got 'nodes='"),
         (("--cluster", "--device", "nonsense"), "'nonsense' cannot be used: Expected one of cpu"),
+        (("synthetic", "--cluster"), "the quadratic runs here, in a minute; leave it out"),
         (("--strength", "inf"), "must be a number >= 0, got inf"),
         (("--first-seed", str(2**40)), "Invalid value for '--first-seed'"),
     ],

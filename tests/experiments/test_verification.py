@@ -153,7 +153,10 @@ def test_worst_steps_belong_to_a_real_problem(turn: float) -> None:
 
 
 def test_false_statement_is_noticed() -> None:
-    assert not tightest("nan", "", iter([(1.0, 2.0), (float("nan"), 1.0)])).holds
+    for false in ((math.nan, 1.0), (1.0, math.nan), (0.0, math.nan), (math.inf, math.inf), (2.0, 1.0), (0.0, -1.0)):
+        for true in ((1.0, 2.0), (1.0, math.inf), (0.0, 1.0)):
+            assert not tightest("", "", iter([true, false])).holds
+            assert not tightest("", "", iter([false, true])).holds
     assert not Check("false", "nowhere", observed=1.01, bound=1.0).holds
     assert Check("true", "here", observed=1.0, bound=1.0).holds
     assert Check("nothing observed", "here", observed=0.0, bound=1.0).factor == math.inf

@@ -26,16 +26,10 @@ class Check:
     @property
     def holds(self) -> bool:
         """Whether the statement holds, up to rounding."""
-        return self.observed <= self.bound * (1 + 1e-9) + 1e-12
+        return math.isfinite(self.observed) and self.observed <= self.bound * (1 + 1e-9) + 1e-12
 
 
 def tightest(statement: str, where: str, pairs: Iterable[tuple[float, float]]) -> Check:
-    """Return the instance with the smallest factor out of many pairs (observed, bound)."""
-
-    def room(pair: tuple[float, float]) -> float:
-        observed, bound = pair
-        if not (math.isfinite(observed) and math.isfinite(bound)):
-            return -math.inf
-        return bound / observed if observed > 0 else math.copysign(math.inf, bound)
-
-    return Check(statement, where, *min(pairs, key=room))
+    """Return the instance with the smallest factor out of many pairs (observed, bound); a NaN counts as smallest."""
+    checks = [Check(statement, where, *pair) for pair in pairs]
+    return min(checks, key=lambda one: -math.inf if math.isnan(one.factor) else one.factor)

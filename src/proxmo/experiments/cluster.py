@@ -1,23 +1,25 @@
 """Training runs as jobs of a cluster: submitit hands them to Slurm, or to processes of this machine without one.
 
 Jobs write to the store, a folder that all machines share, as local runs do. The process that submits them only waits
-for their records, so it can be killed at any time: jobs go on, and a new process adopts those still in the queue.
+for their records, so it can be killed at any time: jobs go on, and a new process adopts those still in the queue. A job
+that finds other settings in the folder ends instead of writing to it.
 """
 
 from __future__ import annotations
 
-import getpass
 import json
+import os
 import platform
 import shutil
+import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -28,20 +30,13 @@ from proxmo.experiments.store import Store, StoreError, disk_errors
 from proxmo.experiments.training import Trainer, has_fast_bfloat16, run_name, train
 
 ATTEMPTS = 2
-SECONDS_BETWEEN_CHECKS = 1.0
+SECONDS_BETWEEN_CHECKS = 10.0  # more often would load a scheduler that many people use
 PATIENCE = 600.0  # seconds without an answer from the queue while jobs are in it
 SECONDS_TO_ANSWER = 60.0
 MINUTES = 24 * 60  # the time limit of a job if none is given
 FOLDER = "cluster"
-OURS = {"array", "output", "error", "open_mode", "signal", "wrap"}  # options of sbatch
-
-
-class Submitted(NamedTuple):
-    """The last job of a run."""
-
-    job: str
-    fingerprint: str
-    """See `Task`."""
+# Options of sbatch that submitit sets, or with which this process would not find the jobs or the jobs not the folder.
+OURS = {"array", "chdir", "clusters", "error", "open_mode", "output", "signal", "wrap"}
 
 
 @dataclass(frozen=True)
@@ -58,9 +53,7 @@ class Task:
     """Of the settings when it was submitted: a job may start long after the folder got others."""
 
     def __call__(self) -> None:
-        store = Store(self.folder)
-        if store.fingerprint(self.job.experiment) != self.fingerprint:
-            raise StoreError(f"{self.folder} has other settings now than when this job was submitted")
+        self._check_settings()
         if self.device == "cpu":
             torch.set_num_threads(1)  # as in the local pool, so that the results are the same
         if has_fast_bfloat16(self.device) != self.bfloat16:
@@ -70,7 +63,18 @@ class Task:
         def make() -> Trainer:
             return self.job.trainer(self.job.setting, self.load(), self.device)
 
+        store = Store(self.folder, before_writing=self._check_settings)
         train(make, self.job.experiment, self.job.setting, store, lambda _: None)
+
+    def _check_settings(self) -> None:
+        if Store(self.folder).fingerprint(self.job.experiment) != self.fingerprint:
+            raise StoreError(f"{self.folder} has other settings now than when this job was submitted")
+
+
+def run_in_job(task: Task) -> None:
+    """Run a task until it is done or until its time is over; submitit would end it with a signal before that."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    task()
 
 
 class Queue(ABC):
@@ -78,6 +82,8 @@ class Queue(ABC):
 
     room: float
     """How many jobs may be in the queue at once."""
+    cancel: str | None
+    """The command that ends jobs, if they go on without this process."""
 
     def __init__(self, folder: Path) -> None:
         with disk_errors(folder):
@@ -104,6 +110,7 @@ class Slurm(Queue):
     """Slurm's queue. It is asked through squeue, which needs no accounting database."""
 
     room = float("inf")
+    cancel = "scancel"
 
     def __init__(self, folder: Path, resources: Resources) -> None:
         from submitit import SlurmExecutor
@@ -121,7 +128,7 @@ class Slurm(Queue):
         from submitit.core.utils import FailedJobError
 
         try:
-            return [job.job_id for job in self._executor.map_array(Task.__call__, tasks)]
+            return [job.job_id for job in self._executor.map_array(run_in_job, tasks)]
         except FailedJobError as error:
             raise StoreError(f"Slurm refused the jobs: {error}") from error
 
@@ -131,15 +138,20 @@ class Slurm(Queue):
 
     @staticmethod
     def _ask() -> subprocess.CompletedProcess[str]:
-        command = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i"]
+        command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}  # filters
         try:
-            return subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_TO_ANSWER)
+            return subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS_TO_ANSWER
+            )
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 1, "", f"no answer within {SECONDS_TO_ANSWER:g} seconds")
 
 
 class Processes(Queue):
     """Processes of this machine, one per core."""
+
+    cancel = None  # they have the terminal of this process, so Ctrl-C ends them
 
     def __init__(self, folder: Path) -> None:
         from submitit import LocalExecutor
@@ -151,7 +163,7 @@ class Processes(Queue):
         self._jobs: dict[str, Any] = {}
 
     def submit(self, tasks: Sequence[Task]) -> list[str]:
-        jobs = [self._executor.submit(task) for task in tasks]
+        jobs = [self._executor.submit(run_in_job, task) for task in tasks]
         self._jobs |= {job.job_id: job for job in jobs}
         return [job.job_id for job in jobs]
 
@@ -171,7 +183,7 @@ def has_slurm() -> bool:
 def check_place(device: str, resources: Resources) -> None:
     """Raise `StoreError` if jobs with these resources cannot train on the device."""
     if taken := sorted(OURS & set(resources)):
-        raise StoreError(f"--cluster-options must not set {', '.join(taken)}, which proxmo sets itself")
+        raise StoreError(f"--cluster-options must not set {', '.join(taken)}")
     if has_slurm():
         return
     if resources:
@@ -207,68 +219,68 @@ def run_on_cluster(
         bfloat16: see `Task`.
     """
     waiting = {run_name(job.experiment, job.setting): job for job in jobs}
-    fingerprint = store.fingerprint(jobs[0].experiment)
-    queue = open_queue(store, resources)
-    submitted, attempts = _read(queue.folder), Counter[str]()
-    _refuse_strangers(waiting, submitted, fingerprint, queue.alive() or set(), store)
-    failed: list[str] = []
-    silent_since = time.monotonic()
-    while waiting:
-        alive = queue.alive()  # before records are looked for: a job that ends in between is not taken for lost
-        for name in [name for name in waiting if store.record(name) is not None]:
+
+    def collect() -> None:
+        finished = store.finished()
+        for name in [name for name in waiting if name in finished]:
             advance(waiting.pop(name).setting.epochs)
-        if alive is None and time.monotonic() - silent_since > PATIENCE:
-            raise StoreError(
-                f"Slurm has not answered for {PATIENCE / 60:g} minutes; its jobs go on: continue with --resume"
-            )
-        if alive is not None:
-            silent_since = time.monotonic()
-            lost = [name for name in waiting if not _is_alive(name, submitted, alive, store)]
-            given_up = [name for name in lost if attempts[name] == ATTEMPTS]
-            failed += given_up
-            for name in given_up:
-                del waiting[name]
-            again = [name for name in lost if name in waiting][: int(min(queue.room - len(alive), len(lost)))]
-            if again:
-                tasks = [Task(waiting[name], load, device, bfloat16, store.folder, fingerprint) for name in again]
-                ids = queue.submit(tasks)
-                submitted |= {name: Submitted(job, fingerprint) for name, job in zip(again, ids, strict=True)}
-                attempts.update(again)
-                store.write(f"{FOLDER}/jobs.json", json.dumps(submitted))
-        if waiting:
-            time.sleep(SECONDS_BETWEEN_CHECKS)
+
+    collect()
+    if not waiting:
+        return
+    queue = open_queue(store, resources)
+    fingerprint = store.fingerprint(jobs[0].experiment)
+    list_of_jobs = queue.folder / f"jobs-{fingerprint}.json"
+    submitted, attempts = _read(list_of_jobs), Counter[str]()
+    failed: list[str] = []
+
+    def submit_lost(alive: set[str]) -> None:
+        lost = [name for name in waiting if submitted.get(name) not in alive and not store.is_claimed(name)]
+        given_up = [name for name in lost if attempts[name] == ATTEMPTS]
+        failed.extend(given_up)
+        for name in given_up:
+            del waiting[name]
+        again = [name for name in lost if name in waiting][: int(min(queue.room - len(alive), len(lost)))]
+        if again:
+            tasks = [Task(waiting[name], load, device, bfloat16, store.folder, fingerprint) for name in again]
+            submitted.update(zip(again, queue.submit(tasks), strict=True))
+            attempts.update(again)
+            store.write(f"{FOLDER}/{list_of_jobs.name}", json.dumps(submitted))
+
+    answered = time.monotonic()
+    try:
+        while waiting:
+            alive = queue.alive()  # before records are looked for: a job that ends in between is not taken for lost
+            collect()
+            if alive is not None:
+                answered = time.monotonic()
+                submit_lost(alive)
+            elif time.monotonic() - answered > PATIENCE:
+                raise StoreError(
+                    f"Slurm has not answered for {PATIENCE / 60:g} minutes; its jobs go on: continue with --resume"
+                )
+            if waiting:
+                time.sleep(SECONDS_BETWEEN_CHECKS)
+    except KeyboardInterrupt:
+        left = " ".join(submitted[name] for name in waiting if name in submitted)
+        if queue.cancel is None or not left:
+            raise
+        message = f"interrupted, but its jobs go on: continue with --resume, or end them with: {queue.cancel} {left}"
+        raise StoreError(message) from None
     queue.join()
     if failed:
-        logs = "; ".join(f"{name} (see {queue.log(submitted[name].job)})" for name in failed)
+        logs = "; ".join(f"{name} (see {queue.log(submitted[name])})" for name in failed)
         raise StoreError(f"{len(failed)} of {len(jobs)} jobs failed {ATTEMPTS} times: {logs}; continue with --resume")
 
 
-def _is_alive(name: str, submitted: dict[str, Submitted], alive: set[str], store: Store) -> bool:
-    return (name in submitted and submitted[name].job in alive) or store.is_claimed(name)
-
-
-def _refuse_strangers(
-    names: Iterable[str], submitted: dict[str, Submitted], fingerprint: str, alive: set[str], store: Store
-) -> None:
-    """Raise if jobs with other settings, of an earlier run into this folder, would write the records of these runs."""
-    with_others = [name for name in names if name in submitted and submitted[name].fingerprint != fingerprint]
-    jobs = [submitted[name].job for name in with_others if _is_alive(name, submitted, alive, store)]
-    if jobs:
-        raise StoreError(
-            f"jobs that were submitted with other settings still write to {store.folder}: {' '.join(jobs)}; end them "
-            "(in Slurm with scancel), or choose another --out"
-        )
-
-
-def _read(folder: Path) -> dict[str, Submitted]:
-    """Return the last job of each run, as an earlier process wrote them down."""
-    path = folder / "jobs.json"
+def _read(path: Path) -> dict[str, str]:
+    """Return the id of the last job of each run, as an earlier process wrote them down."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {name: Submitted(str(job), str(fingerprint)) for name, (job, fingerprint) in found.items()}
+        return {name: str(job) for name, job in found.items()}
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, AttributeError) as error:
         raise StoreError(f"{path} is damaged; delete it when no jobs of this folder are left in the queue") from error

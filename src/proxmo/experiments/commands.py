@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from proxmo.experiments.report import Claim
 from proxmo.experiments.reproduction import EXPERIMENTS, Outcome, merge
 from proxmo.experiments.reproduction import reproduce as run
 from proxmo.experiments.store import StoreError
+from proxmo.experiments.synthetic import Synthetic
 from proxmo.experiments.threads import one_thread
 from proxmo.experiments.verification import RUNS, all_checks
 
@@ -132,6 +134,8 @@ def reproduce(
     if not math.isfinite(strength):
         raise typer.BadParameter(f"must be a number >= 0, got {strength}", param_hint="--strength")
     resources = _cluster_resources(cluster_options, cluster=cluster)
+    if cluster and experiment.value == Synthetic.name:
+        raise typer.BadParameter("the quadratic runs here, in a minute; leave it out", param_hint="--cluster")
     checked = _check_device(device, here=resources is None)
     options = Options(preset.value, images, root, seeds, checked, strength, first_seed, _share(only), resources)
     console = Console()
@@ -173,7 +177,9 @@ def report(
         outcome = merge(folders, out)
     except StoreError as error:
         _fail(error)
-    advice = "; ".join(f"train them with: {command} --resume --out {out}" for command in outcome.commands)
+    advice = "; ".join(
+        f"train them with: {command} --resume --out {shlex.quote(str(out))}" for command in outcome.commands
+    )
     _print_outcome(outcome, Console(), advice or "train them in the folders of their seeds, then merge again")
 
 
@@ -244,7 +250,7 @@ def verify(
     horizon: Annotated[int, typer.Option(min=10, help="Steps of each Monte Carlo run.")] = 500,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
 ) -> None:
-    """Check the bounds numerically (about half a minute) and show how wrong a constant must be to be noticed."""
+    """Check the bounds numerically (about ten seconds) and show how wrong a constant must be to be noticed."""
     console = Console()
     found: list[Check] = []
     with one_thread(), Progress(console=console, disable=quiet) as progress:
@@ -288,7 +294,7 @@ def _noticed_table() -> Table:
     factors = [noticed_factors(row) for row in theory.REGIMES.values()]
     for constant in CONSTANTS:
         cells = (found.get(constant) for found in factors)
-        texts = ("/".join("–" if one is None else f"{one:.2g}" for one in pair) if pair else "" for pair in cells)
+        texts = ("/\n".join("–" if one is None else f"{one:.3g}" for one in pair) if pair else "" for pair in cells)
         table.add_row(constant.replace("_", "\n"), *texts)
     return table
 

@@ -169,18 +169,8 @@ class TrainingExperiment(Experiment):
 
     def missing(self, store: Store) -> list[str]:
         runs = {run.setting: run for run in store.records(f"{self.name}-batch", Record.from_json)}
-
-        def read(settings: dict[str, Any]) -> list[str]:
-            grid = Grid(**settings["grid"])
-            wanted: set[Setting] = set()
-            for seeds in map(as_range, settings["seeds"]):
-                cells = _cells(grid, settings["width"], seeds[0])
-                wanted.update(cells)
-                if all(cell in runs for cell in cells):
-                    wanted.update(self._further([runs[cell] for cell in cells], grid, seeds))
-            return sorted(run_name(self.name, setting) for setting in wanted - set(runs))
-
-        return store.settings(self.name, read) or []
+        wanted = store.settings(self.name, partial(self._wanted, runs)) or set()
+        return sorted(run_name(self.name, setting) for setting in wanted - set(runs))
 
     def merged(self, stores: list[Store], settings: dict[str, Any]) -> dict[str, Any]:
         runs: dict[Setting, Record] = {}
@@ -191,13 +181,27 @@ class TrainingExperiment(Experiment):
                 if replace(known, seconds=run.seconds) != run:
                     name = run_name(self.name, run.setting)
                     raise StoreError(f"{name} differs between {folder} and {other.folder}: leave one of them out")
+        wanted = self._wanted(runs, settings)
+        grid = {cell for cells in self._grids(settings).values() for cell in cells}
+        if missing := sorted(run_name(self.name, setting) for setting in grid - set(runs)):
+            raise StoreError(f"{len(missing)} of {len(grid)} runs of the grid are in no folder, such as {missing[0]}")
+        found = {setting: run for setting, run in runs.items() if setting in wanted}
+        records = {run_name(self.name, setting): run.to_json() for setting, run in found.items()}
+        return {**records, f"{self.name}-all": _as_json(settings["data"], list(found.values()))}
+
+    def _grids(self, settings: dict[str, Any]) -> dict[range, list[Setting]]:
+        """Return the grid, with the first seed, for each range of seeds."""
         grid, width = Grid(**settings["grid"]), settings["width"]
-        cells = {cell for seeds in settings["seeds"] for cell in _cells(grid, width, as_range(seeds)[0])}
-        missing = sorted(run_name(self.name, setting) for setting in cells - set(runs))
-        if missing:
-            raise StoreError(f"{len(missing)} of {len(cells)} runs of the grid are in no folder, such as {missing[0]}")
-        records = {run_name(self.name, setting): run.to_json() for setting, run in runs.items()}
-        return {**records, f"{self.name}-all": _as_json(settings["data"], list(runs.values()))}
+        return {seeds: _cells(grid, width, seeds[0]) for seeds in map(as_range, settings["seeds"])}
+
+    def _wanted(self, runs: dict[Setting, Record], settings: dict[str, Any]) -> set[Setting]:
+        """Return what the settings ask for; the further seeds can be told where the whole grid is there."""
+        wanted: set[Setting] = set()
+        for seeds, cells in self._grids(settings).items():
+            wanted.update(cells)
+            if all(cell in runs for cell in cells):
+                wanted.update(self._further([runs[cell] for cell in cells], Grid(**settings["grid"]), seeds))
+        return wanted
 
     def results(self, store: Store) -> tuple[Section, dict[str, Any]] | None:
         def read(record: dict[str, Any]) -> tuple[Section, dict[str, Any]]:

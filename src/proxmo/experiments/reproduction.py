@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -92,8 +91,10 @@ def merge(folders: list[Path], out: Path) -> Outcome:
                 raise StoreError(f"{name} was started in {asked[0].folder}, but no folder has a result")
             try:
                 settings[name] = _common_settings(name, having)
+                if not settings[name]["seeds"]:
+                    raise ValueError("no seeds")
                 records |= experiment.merged(having, settings[name])
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise StoreError(f"the settings of {name} are damaged or of another version: {error!r}") from error
     with _new_folder(out) as folder, open_store(folder) as store:
         store.begin(settings, resume=False)
@@ -112,15 +113,14 @@ def _new_folder(path: Path) -> Iterator[Path]:
         raise StoreError(f"{path} exists already; choose another --out, or delete it")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        yield temporary
+        temporary = tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent)
+    with temporary as parent:
+        folder = Path(parent) / path.name
         with disk_errors(path):
-            temporary.chmod(0o755)
-            temporary.rename(path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            folder.mkdir()
+        yield folder
+        with disk_errors(path):
+            folder.rename(path)
 
 
 def _common_settings(name: str, stores: list[Store]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _common_settings(name: str, stores: list[Store]) -> dict[str, Any]:
     if all(settings["seeds"] == first["seeds"] for settings in others):
         return first
     every = [first, *others]
-    commands = "; ".join(dict.fromkeys(settings["command"] for settings in every))
+    commands = dict.fromkeys(command for settings in every for command in settings["command"].split("; "))
     ranges = sorted(
         {text for settings in every for text in settings["seeds"]},
         key=lambda text: (as_range(text).start, as_range(text).stop),
@@ -142,7 +142,7 @@ def _common_settings(name: str, stores: list[Store]) -> dict[str, Any]:
     for one, other in pairwise(ranges):
         if as_range(one).start == as_range(other).start:
             raise StoreError(f"{name} was started for the seeds {one} and for {other}; merge only one of them")
-    return {**first, "command": commands, "seeds": ranges}
+    return {**first, "command": "; ".join(commands), "seeds": ranges}
 
 
 def _write(store: Store) -> Outcome:

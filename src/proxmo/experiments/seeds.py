@@ -18,5 +18,8 @@ def as_range(text: str) -> range:
     >>> as_range("0-2"), as_range("5")
     (range(0, 3), range(5, 6))
     """
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
+    first, _, last = str(text).partition("-")
+    found = range(int(first), int(last or first) + 1)
+    if not found:
+        raise ValueError(f"{text!r} has no seeds")
+    return found

@@ -27,10 +27,15 @@ class Store:
     """The runs in a folder; created by `open_store`.
 
     Each run has a name. Under that name the store keeps a checkpoint while the run is unfinished, and then its record.
+
+    Args:
+        folder: the folder.
+        before_writing: called before a checkpoint or a record is written; it raises if that must not be.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before_writing: Callable[[], None] = lambda: None) -> None:
         self.folder = folder
+        self._before_writing = before_writing
         self._runs, self._claims = folder / "runs", folder / ".claims"
 
     def record(
@@ -54,8 +59,16 @@ class Store:
         """Return ``read`` of the records of all finished runs whose names start with ``prefix``, sorted by name."""
         return [self.record(file.stem, read) for file in sorted(self._runs.glob(f"{prefix}*.json"))]
 
+    def finished(self) -> set[str]:
+        """Return the names of all finished runs.
+
+        The folder is listed rather than searched for a name, since NFS then also shows the newest files of others.
+        """
+        return {file.stem for file in self._runs.glob("*.json")}
+
     def finish(self, name: str, record: Any) -> None:
         """Store the record of a finished run and delete its checkpoint."""
+        self._before_writing()
         with disk_errors(self.folder):
             with written_whole(self._runs / f"{name}.json") as path:
                 path.write_text(json.dumps(record), encoding="utf-8")
@@ -63,6 +76,7 @@ class Store:
 
     def save(self, name: str, state: dict[str, Any]) -> None:
         """Replace the checkpoint of a run."""
+        self._before_writing()
         with disk_errors(self.folder), written_whole(self._checkpoint(name)) as path:
             torch.save(state, path)
 

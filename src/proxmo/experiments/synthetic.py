@@ -362,12 +362,16 @@ class Synthetic(Experiment):
     def merged(self, stores: list[Store], settings: dict[str, Any]) -> dict[str, Any]:
         records = {}
         for name in (f"{self.name}-{problem}" for problem in PROBLEMS):
-            found = [record for other in stores if (record := other.record(name)) is not None]
+            found = {other.folder: record for other in stores if (record := other.record(name)) is not None}
             if not found:
                 raise StoreError(f"{name} is in no folder")
-            if any(record != found[0] for record in found):
-                raise StoreError(f"{name} differs between folders: means over different seeds cannot be merged")
-            records[name] = found[0]
+            (first, records[name]), *others = found.items()
+            for folder, record in others:
+                if record != records[name]:
+                    raise StoreError(
+                        f"{name} differs between {first} and {folder}, and its means cannot be merged: leave one of "
+                        "them out"
+                    )
         return records
 
     def results(self, store: Store) -> tuple[Section, dict[str, Any]] | None:
