@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -267,14 +268,15 @@ def test_options_reach_slurm_as_they_are_written(tmp_path: Path) -> None:
 @slurm
 def test_interrupting_the_command_says_how_to_end_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_STATES", "SUSPENDED")  # hides the jobs from squeue
-    monkeypatch.setattr(cluster.time, "sleep", interrupt)
-    with pytest.raises(StoreError, match=r"interrupted, but its jobs go on: .* with: scancel \d+_0 \d+_1$") as error:
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(sleep=interrupt, monotonic=time.monotonic))
+    with pytest.raises(StoreError, match=r"interrupted, but its jobs go on: .* end them: scancel \d+$") as error:
         submit(tmp_path)
-    jobs = str(error.value).split()[-2:]
-    alive = cluster.open_queue(Store(tmp_path), {}).alive()
-    assert alive is not None
-    assert alive >= set(jobs)
-    subprocess.run(["scancel", *jobs], check=True)
+    array = str(error.value).split()[-1]
+    queue = cluster.open_queue(Store(tmp_path), {})
+    jobs = {f"{array}_{i}" for i in range(len(JOBS))}
+    assert (queue.alive() or set()) >= jobs
+    subprocess.run(["scancel", array], check=True)
+    wait_for(lambda: not (queue.alive() or set()) & jobs)
 
 
 def interrupt(seconds: float) -> None:

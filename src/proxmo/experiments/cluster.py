@@ -218,59 +218,74 @@ def run_on_cluster(
         resources: options of the Slurm jobs.
         bfloat16: see `Task`.
     """
-    waiting = {run_name(job.experiment, job.setting): job for job in jobs}
-
-    def collect() -> None:
-        finished = store.finished()
-        for name in [name for name in waiting if name in finished]:
-            advance(waiting.pop(name).setting.epochs)
-
-    collect()
-    if not waiting:
-        return
-    queue = open_queue(store, resources)
     fingerprint = store.fingerprint(jobs[0].experiment)
-    list_of_jobs = queue.folder / f"jobs-{fingerprint}.json"
-    submitted, attempts = _read(list_of_jobs), Counter[str]()
-    failed: list[str] = []
+    tasks = {
+        run_name(job.experiment, job.setting): Task(job, load, device, bfloat16, store.folder, fingerprint)
+        for job in jobs
+    }
+    runs = _Runs(tasks, store, advance)
+    runs.collect()
+    if runs.waiting:  # otherwise no queue is needed
+        runs.wait(open_queue(store, resources))
 
-    def submit_lost(alive: set[str]) -> None:
-        lost = [name for name in waiting if submitted.get(name) not in alive and not store.is_claimed(name)]
-        given_up = [name for name in lost if attempts[name] == ATTEMPTS]
-        failed.extend(given_up)
+
+class _Runs:
+    """Runs that wait for their records, and the jobs that make them."""
+
+    def __init__(self, tasks: dict[str, Task], store: Store, advance: Callable[[int], None]) -> None:
+        self.waiting = dict(tasks)
+        self._store, self._advance, self._count = store, advance, len(tasks)
+        self._path = store.folder / FOLDER / f"jobs-{next(iter(tasks.values())).fingerprint}.json"
+        self._attempts, self._failed = Counter[str](), list[str]()
+
+    def collect(self) -> None:
+        """Stop waiting for runs that have records."""
+        finished = self._store.finished()
+        for name in [name for name in self.waiting if name in finished]:
+            self._advance(self.waiting.pop(name).job.setting.epochs)
+
+    def wait(self, queue: Queue) -> None:
+        """Submit what is not in the queue, and wait until all runs have records, or have failed."""
+        submitted = _read(self._path)
+        answered = time.monotonic()
+        try:
+            while self.waiting:
+                alive = queue.alive()  # before records are looked for, since a job can end in between
+                self.collect()
+                if alive is not None:
+                    answered = time.monotonic()
+                    self._submit_lost(queue, submitted, alive)
+                elif time.monotonic() - answered > PATIENCE:
+                    raise StoreError(
+                        f"Slurm has not answered for {PATIENCE / 60:g} minutes; its jobs go on: continue with --resume"
+                    )
+                if self.waiting:
+                    time.sleep(SECONDS_BETWEEN_CHECKS)
+        except KeyboardInterrupt:
+            arrays = dict.fromkeys(submitted[name].partition("_")[0] for name in self.waiting if name in submitted)
+            if queue.cancel is None or not arrays:
+                raise
+            end = f"{queue.cancel} {' '.join(arrays)}"
+            raise StoreError(f"interrupted, but its jobs go on: continue with --resume, or end them: {end}") from None
+        queue.join()
+        if self._failed:
+            logs = "; ".join(f"{name} (see {queue.log(submitted[name])})" for name in self._failed)
+            raise StoreError(
+                f"{len(self._failed)} of {self._count} jobs failed {ATTEMPTS} times: {logs}; continue with --resume"
+            )
+
+    def _submit_lost(self, queue: Queue, submitted: dict[str, str], alive: set[str]) -> None:
+        """Submit runs that no job is working on; give up those that have failed too often."""
+        lost = [name for name in self.waiting if submitted.get(name) not in alive and not self._store.is_claimed(name)]
+        given_up = [name for name in lost if self._attempts[name] == ATTEMPTS]
+        self._failed += given_up
         for name in given_up:
-            del waiting[name]
-        again = [name for name in lost if name in waiting][: int(min(queue.room - len(alive), len(lost)))]
+            del self.waiting[name]
+        again = [name for name in lost if name in self.waiting][: int(min(queue.room - len(alive), len(lost)))]
         if again:
-            tasks = [Task(waiting[name], load, device, bfloat16, store.folder, fingerprint) for name in again]
-            submitted.update(zip(again, queue.submit(tasks), strict=True))
-            attempts.update(again)
-            store.write(f"{FOLDER}/{list_of_jobs.name}", json.dumps(submitted))
-
-    answered = time.monotonic()
-    try:
-        while waiting:
-            alive = queue.alive()  # before records are looked for: a job that ends in between is not taken for lost
-            collect()
-            if alive is not None:
-                answered = time.monotonic()
-                submit_lost(alive)
-            elif time.monotonic() - answered > PATIENCE:
-                raise StoreError(
-                    f"Slurm has not answered for {PATIENCE / 60:g} minutes; its jobs go on: continue with --resume"
-                )
-            if waiting:
-                time.sleep(SECONDS_BETWEEN_CHECKS)
-    except KeyboardInterrupt:
-        left = " ".join(submitted[name] for name in waiting if name in submitted)
-        if queue.cancel is None or not left:
-            raise
-        message = f"interrupted, but its jobs go on: continue with --resume, or end them with: {queue.cancel} {left}"
-        raise StoreError(message) from None
-    queue.join()
-    if failed:
-        logs = "; ".join(f"{name} (see {queue.log(submitted[name])})" for name in failed)
-        raise StoreError(f"{len(failed)} of {len(jobs)} jobs failed {ATTEMPTS} times: {logs}; continue with --resume")
+            submitted.update(zip(again, queue.submit([self.waiting[name] for name in again]), strict=True))
+            self._attempts.update(again)
+            self._store.write(f"{FOLDER}/{self._path.name}", json.dumps(submitted))
 
 
 def _read(path: Path) -> dict[str, str]:
