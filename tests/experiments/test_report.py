@@ -220,7 +220,7 @@ def test_svg_uses_the_text_colour_of_the_page_and_unique_ids(results: synthetic.
 @pytest.fixture(scope="module")
 def page(results: synthetic.Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sections = [
-        synthetic_report.section(results, quadratic(synthetic.SHIFTED), {"command": "proxmo reproduce synthetic"}),
+        synthetic_report.section(results, quadratic(synthetic.SHIFTED), {"seeds": ["0-1", "5"]}),
         comparison_report.section(comparison(), "digits", {"command": "proxmo reproduce regularized"}, 0),
         comparison_report.section(comparison(Proxy()), "<b>digits</b>", {"command": "proxmo reproduce proxy"}, 0),
     ]
@@ -235,6 +235,7 @@ def test_page_is_self_contained(page: Path) -> None:
     assert "<script" not in text
     assert "&lt;b&gt;digits&lt;/b&gt;" in text  # text is escaped
     assert "proxmo reproduce regularized" in text
+    assert "<code>0-1, 5</code>" in text
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jinja2
 
@@ -45,7 +46,7 @@ class Section:
     figures: list[Picture]
     claims: list[Claim]
     tables: list[NumberTable]
-    settings: dict[str, str]
+    settings: dict[str, Any]
     """What the experiment was run with."""
 
 
