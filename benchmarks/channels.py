@@ -12,10 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from rich.progress import Progress
 
+import proxmo
 from benchmarks.output import BLUE, GREY, ORANGE, made_with, write
 from proxmo import GroupLInf, KeepScheduler, Trimmed
 from proxmo.experiments.data import load
@@ -57,7 +59,8 @@ def main(arguments: list[str] | None = None) -> None:
     trainers[f"keep{KEEP:g}"] = KeepTrainer
     jobs = [Job(name, SETTING, trainer) for name, trainer in trainers.items()]
     with open_store(options.out / "channels") as store, Progress() as progress:
-        store.begin({name: {"data": "cifar10"} for name in trainers}, resume=any(map(store.settings, trainers)))
+        settings = {"proxmo": proxmo.__version__, "torch": torch.__version__}
+        store.begin(dict.fromkeys(trainers, settings), resume=any(map(store.settings, trainers)))
         bar = progress.add_task("epochs", total=len(jobs) * SETTING.epochs)
         run_jobs(jobs, partial(load, "cifar10", options.cifar10), "cpu", store, partial(progress.advance, bar))
         runs = [store.record(run_name(name, SETTING), Record.from_json) for name in trainers]

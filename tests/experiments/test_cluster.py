@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,8 +161,10 @@ class _ChangesSettings(RegularizedTrainer):
     """While the first epoch runs, somebody starts anew in the same folder, with other settings."""
 
     folder: ClassVar[Path]
+    epochs: ClassVar[int] = 0
 
     def train_epoch(self) -> float:
+        type(self).epochs += 1
         loss = super().train_epoch()
         shutil.rmtree(self.folder / "runs")
         with open_store(self.folder) as store:
@@ -179,24 +181,43 @@ def test_jobs_do_not_write_results_of_other_settings(tmp_path: Path, monkeypatch
     for _ in range(2):  # while it runs, and when it starts
         with pytest.raises(StoreError, match="has other settings now than when this job was submitted"):
             task()
+    assert _ChangesSettings.epochs == 1
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["trial-settings.json"]
 
 
-def test_other_commands_for_the_same_runs_adopt_jobs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", ["finish", "save"])
+def test_stores_ask_before_they_write(write: str, tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise StoreError("not now")
+
     with open_store(tmp_path) as store:
-        store.begin({"trial": {"seeds": 1, "command": "short"}}, resume=False)
-        before = store.fingerprint("trial")
-        store.begin({"trial": {"seeds": 1, "command": "long"}}, resume=True)
-        assert store.fingerprint("trial") == before
-        store.finish("trial-settings", {"seeds": 2, "command": "long"})
-        assert store.fingerprint("trial") != before
+        store.begin({"trial": {}}, resume=False)
+    with pytest.raises(StoreError, match="not now"):
+        getattr(Store(tmp_path, before_writing=refuse), write)("trial-a", {})
+    assert not list((tmp_path / "runs").glob("trial-a*"))
 
 
-@pytest.mark.usefixtures("no_slurm")
-def test_finished_runs_need_no_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit(tmp_path, JOBS[:1])
-    monkeypatch.setattr(cluster, "open_queue", None)
-    assert submit(tmp_path, JOBS[:1]) == [3]
+class _LosesAJob(cluster.Processes):
+    """Takes two jobs and keeps the first alive; the other ends without a record, and no more are taken."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.room, self.left = 9, set[str]()
+
+    def submit(self, tasks: Sequence[cluster.Task]) -> list[str]:
+        if self.left:
+            raise StoreError("no more jobs")
+        self.left = {"1"}
+        return ["1", "2"]
+
+    def alive(self) -> set[str]:
+        return self.left
+
+
+def test_refusal_says_that_other_jobs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "open_queue", lambda store, _: _LosesAJob(store.folder / cluster.FOLDER))
+    with pytest.raises(StoreError, match="no more jobs; the other jobs go on: continue with --resume"):
+        submit(tmp_path)
 
 
 def test_claims_keep_processes_apart(tmp_path: Path) -> None:
@@ -291,5 +312,8 @@ def test_jobs_run_until_their_time_is_over(tmp_path: Path) -> None:
         queue = cluster.open_queue(store, {"time": "1"})
         [job] = queue.submit([cluster.Task(JOBS[0], few_images, "cpu", False, tmp_path, store.fingerprint("trial"))])
         name = run_name("trial", JOBS[0].setting)
-        wait_for(lambda: name in store.finished() or job not in (queue.alive() or {job}))
+        scripts = [path.read_text() for path in queue.folder.glob("*.sh")]
+        assert scripts
+        assert all("--signal=CONT@1\n" in script for script in scripts)
+        wait_for(lambda: name in store.finished() or ((alive := queue.alive()) is not None and job not in alive))
         assert name in store.finished()

@@ -77,20 +77,22 @@ def test_shares_of_a_grid_give_the_report_of_one_run(tmp_path: Path, whole: Path
     shares = [tmp_path / f"share{i}" for i in (1, 2)]
     for i, share in enumerate(shares, start=1):
         output = reproduce(share, "--only", f"{i}/2")
-        assert f"missing: {1 + i} runs, such as regularized-batch" in output
+        assert f"missing runs: {1 + i}, such as regularized-batch" in output
         assert "put the folders of all shares together" in output
         assert not (share / "report.html").exists()
     code, output = run("report", str(shares[0]), "--out", str(tmp_path / "merged"))
     assert code == 1
     assert "2 of 5 runs of the grid are in no folder, such as regularized-batch" in output
     assert not (tmp_path / "merged").exists()
-    code, output = run("report", *map(str, shares), "--out", str(tmp_path / "merged"))
+    code, output = run("report", *map(str, shares), "--out", str(tmp_path / "the whole"))
     assert code == 0
-    assert "missing: 4 runs, such as regularized-batch" in output  # the second seeds, which depend on the whole grid
+    assert f"--resume --out '{tmp_path / 'the whole'}'" in output
+    (tmp_path / "the whole").rename(tmp_path / "merged")
+    assert "missing runs: 4, such as regularized-batch" in output  # the second seeds, which depend on the whole grid
     assert "train them with: proxmo reproduce regularized --preset quick --data digits --resume --out " in output
-    assert "4 runs with further seeds are missing" in (tmp_path / "merged" / "report.html").read_text()
+    assert "Missing runs with further seeds: 4." in (tmp_path / "merged" / "report.html").read_text()
     assert len(numbers(tmp_path / "merged")["regularized"]["runs"]) == 5
-    assert "missing:" not in reproduce(tmp_path / "merged", "--resume")
+    assert "missing" not in reproduce(tmp_path / "merged", "--resume")
     assert numbers(tmp_path / "merged") == numbers(whole)
     assert (tmp_path / "merged" / "report.html").read_bytes() == (whole / "report.html").read_bytes()
 
@@ -131,7 +133,7 @@ def test_merged_folders_are_merged_again(tmp_path: Path, whole: Path) -> None:
     assert len(found["regularized"]["runs"]) == len(numbers(whole)["regularized"]["runs"]) + 2 * 5
     next(iter((tmp_path / "all" / "runs").glob("*-seed1-*.json"))).unlink()
     output = run("report", str(tmp_path / "all"), "--out", str(tmp_path / "unfinished"))[1]
-    assert "missing: 1 runs, such as regularized-batch" in output
+    assert "missing runs: 1, such as regularized-batch" in output
     assert "train them in the folders of their seeds, then merge again" in output
     reproduce(more, "--seeds", "3", "--only", "1/5")
     code, output = run("report", str(whole), str(more), "--out", str(tmp_path / "refused"))
@@ -174,7 +176,9 @@ def test_runs_that_nobody_asked_for_are_left_out(tmp_path: Path, whole: Path) ->
     shutil.copytree(whole, copy)
     record = json.loads(next((copy / "runs").glob("regularized-batch*-seed0-*.json")).read_text())
     record["setting"]["seed"] = 7
-    (copy / "runs" / "regularized-batch9-stray.json").write_text(json.dumps(record))
+    for loss in (1.0, 2.0):  # that they differ does not matter, either
+        record["epochs"][-1]["train_loss"] = loss
+        (copy / "runs" / f"regularized-batch9-stray{loss}.json").write_text(json.dumps(record))
     assert run("report", str(copy), "--out", str(tmp_path / "out"))[0] == 0
     assert numbers(tmp_path / "out") == numbers(whole)
 
@@ -190,6 +194,10 @@ def test_results_count_only_where_they_are(tmp_path: Path) -> None:
     assert Store(tmp_path / "both").settings("synthetic", lambda settings: settings["seeds"]) == ["0-1"]
     with pytest.raises(StoreError, match="but no folder has a result"):
         reproduction.merge([tmp_path / "2"], tmp_path / "refused")
+    damaged = tmp_path / "1" / "runs" / "synthetic-paper.json"
+    damaged.write_text("{}")
+    with pytest.raises(StoreError, match=f"{damaged} is damaged"):
+        reproduction.merge([tmp_path / "1"], tmp_path / "refused")
 
 
 def test_cluster_gives_the_report_of_a_local_run(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

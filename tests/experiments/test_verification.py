@@ -160,6 +160,7 @@ def test_false_statement_is_noticed() -> None:
     assert not Check("false", "nowhere", observed=1.01, bound=1.0).holds
     assert Check("true", "here", observed=1.0, bound=1.0).holds
     assert Check("nothing observed", "here", observed=0.0, bound=1.0).factor == math.inf
+    assert Check("unknown", "here", observed=1.0, bound=math.nan).factor == -math.inf
 
 
 def test_a_lemma_that_is_wrong_by_a_quarter_is_noticed() -> None:

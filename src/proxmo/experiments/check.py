@@ -18,8 +18,10 @@ class Check:
 
     @property
     def factor(self) -> float:
-        """The factor at which the check would fail: the bound divided by the observed value."""
-        if self.observed > 0:
+        """The factor at which the check would fail: the bound divided by the observed value; −∞ for NaN."""
+        if math.isnan(self.observed) or math.isnan(self.bound):
+            return -math.inf
+        if self.observed > 0 and math.isfinite(self.observed):
             return self.bound / self.observed
         return math.inf if self.holds else -math.inf
 
@@ -30,6 +32,5 @@ class Check:
 
 
 def tightest(statement: str, where: str, pairs: Iterable[tuple[float, float]]) -> Check:
-    """Return the instance with the smallest factor out of many pairs (observed, bound); a NaN counts as smallest."""
-    checks = [Check(statement, where, *pair) for pair in pairs]
-    return min(checks, key=lambda one: -math.inf if math.isnan(one.factor) else one.factor)
+    """Return the instance with the smallest factor out of many pairs (observed, bound)."""
+    return min((Check(statement, where, *pair) for pair in pairs), key=lambda one: one.factor)

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -34,9 +33,13 @@ SECONDS_BETWEEN_CHECKS = 10.0  # more often would load a scheduler that many peo
 PATIENCE = 600.0  # seconds without an answer from the queue while jobs are in it
 SECONDS_TO_ANSWER = 60.0
 MINUTES = 24 * 60  # the time limit of a job if none is given
+HARMLESS_SIGNAL = "CONT@1"  # in place of the one with which submitit ends a job 90 seconds before its time is over
 FOLDER = "cluster"
 # Options of sbatch that submitit sets, or with which this process would not find the jobs or the jobs not the folder.
-OURS = {"array", "chdir", "clusters", "error", "open_mode", "output", "signal", "wrap"}
+OURS = {
+    *("array", "chdir", "cluster", "clusters", "error", "open_mode", "output", "parsable", "signal", "test_only"),
+    *("wait", "wrap"),
+}
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,6 @@ class Task:
     def _check_settings(self) -> None:
         if Store(self.folder).fingerprint(self.job.experiment) != self.fingerprint:
             raise StoreError(f"{self.folder} has other settings now than when this job was submitted")
-
-
-def run_in_job(task: Task) -> None:
-    """Run a task until it is done or until its time is over; submitit would end it with a signal before that."""
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    task()
 
 
 class Queue(ABC):
@@ -117,7 +114,7 @@ class Slurm(Queue):
 
         super().__init__(folder)
         self._executor = SlurmExecutor(folder)
-        defaults = {"job_name": "proxmo", "time": str(MINUTES), "cpus_per_task": "1"}
+        defaults = {"job_name": "proxmo", "time": str(MINUTES), "cpus_per_task": "1", "signal": HARMLESS_SIGNAL}
         flags = {name: True for name, value in resources.items() if value == "true"}
         options = {**defaults, **resources, **flags}
         self._executor.update_parameters(additional_parameters=options, stderr_to_stdout=True)
@@ -125,11 +122,11 @@ class Slurm(Queue):
             raise StoreError(f"Slurm does not answer: {answer.stderr.strip()}")
 
     def submit(self, tasks: Sequence[Task]) -> list[str]:
-        from submitit.core.utils import FailedJobError
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         try:
-            return [job.job_id for job in self._executor.map_array(run_in_job, tasks)]
-        except FailedJobError as error:
+            return [job.job_id for job in self._executor.map_array(Task.__call__, tasks)]
+        except (FailedJobError, FailedSubmissionError) as error:
             raise StoreError(f"Slurm refused the jobs: {error}") from error
 
     def alive(self) -> set[str] | None:
@@ -163,7 +160,7 @@ class Processes(Queue):
         self._jobs: dict[str, Any] = {}
 
     def submit(self, tasks: Sequence[Task]) -> list[str]:
-        jobs = [self._executor.submit(run_in_job, task) for task in tasks]
+        jobs = [self._executor.submit(task) for task in tasks]
         self._jobs |= {job.job_id: job for job in jobs}
         return [job.job_id for job in jobs]
 
@@ -177,7 +174,7 @@ class Processes(Queue):
 
 def has_slurm() -> bool:
     """Whether this machine can submit jobs to Slurm."""
-    return shutil.which("sbatch") is not None
+    return all(shutil.which(program) is not None for program in ("sbatch", "squeue", "srun"))
 
 
 def check_place(device: str, resources: Resources) -> None:
@@ -283,7 +280,13 @@ class _Runs:
             del self.waiting[name]
         again = [name for name in lost if name in self.waiting][: int(min(queue.room - len(alive), len(lost)))]
         if again:
-            submitted.update(zip(again, queue.submit([self.waiting[name] for name in again]), strict=True))
+            try:
+                jobs = queue.submit([self.waiting[name] for name in again])
+            except StoreError as error:
+                if alive.isdisjoint(submitted.values()):
+                    raise
+                raise StoreError(f"{error}; the other jobs go on: continue with --resume") from error
+            submitted.update(zip(again, jobs, strict=True))
             self._attempts.update(again)
             self._store.write(f"{FOLDER}/{self._path.name}", json.dumps(submitted))
 

@@ -152,7 +152,8 @@ def reproduce(
             outcome = run(chosen, options, out, bar, resume=resume)
     except (DataError, StoreError) as error:
         _fail(error)
-    _print_outcome(outcome, console, "put the folders of all shares together with: proxmo report FOLDER FOLDER …")
+    shares = "put the folders of all shares together with: proxmo report FOLDER FOLDER …"
+    _print_outcome(outcome, console, shares if only else "train them with --resume")
 
 
 def _print_outcome(outcome: Outcome, console: Console, advice: str) -> None:
@@ -162,7 +163,7 @@ def _print_outcome(outcome: Outcome, console: Console, advice: str) -> None:
     if outcome.report is not None:
         typer.echo(f"numbers: {outcome.numbers}\nreport:  {outcome.report}")
     if outcome.missing:
-        typer.echo(f"missing: {len(outcome.missing)} runs, such as {outcome.missing[0]}; {advice}")
+        typer.echo(f"missing runs: {len(outcome.missing)}, such as {outcome.missing[0]}; {advice}")
 
 
 @app.command()

@@ -175,19 +175,22 @@ class TrainingExperiment(Experiment):
     def merged(self, stores: list[Store], settings: dict[str, Any]) -> dict[str, Any]:
         runs: dict[Setting, Record] = {}
         folders: dict[Setting, Path] = {}
+        differing: dict[Setting, Path] = {}
         for other in stores:
             for run in other.records(f"{self.name}-batch", Record.from_json):
-                known, folder = runs.setdefault(run.setting, run), folders.setdefault(run.setting, other.folder)
-                if replace(known, seconds=run.seconds) != run:
-                    name = run_name(self.name, run.setting)
-                    raise StoreError(f"{name} differs between {folder} and {other.folder}: leave one of them out")
+                folders.setdefault(run.setting, other.folder)
+                if replace(runs.setdefault(run.setting, run), seconds=run.seconds) != run:
+                    differing[run.setting] = other.folder
         wanted = self._wanted(runs, settings)
+        for setting in wanted & set(differing):
+            name, both = run_name(self.name, setting), f"{folders[setting]} and {differing[setting]}"
+            raise StoreError(f"{name} differs between {both}: leave one of them out")
         grid = {cell for cells in self._grids(settings).values() for cell in cells}
         if missing := sorted(run_name(self.name, setting) for setting in grid - set(runs)):
             raise StoreError(f"{len(missing)} of {len(grid)} runs of the grid are in no folder, such as {missing[0]}")
-        found = {setting: run for setting, run in runs.items() if setting in wanted}
-        records = {run_name(self.name, setting): run.to_json() for setting, run in found.items()}
-        return {**records, f"{self.name}-all": _as_json(settings["data"], list(found.values()))}
+        merged = [run for setting, run in runs.items() if setting in wanted]
+        records = {run_name(self.name, run.setting): run.to_json() for run in merged}
+        return {**records, f"{self.name}-all": _as_json(settings["data"], merged)}
 
     def _grids(self, settings: dict[str, Any]) -> dict[range, list[Setting]]:
         """Return the grid, with the first seed, for each range of seeds."""

@@ -45,7 +45,7 @@ def section(comparison: Comparison, data: str, settings: dict[str, Any], missing
         experiment.name,
         experiment.title,
         f"ResNet-18 of base width {setting.width} on {data}, {setting.epochs} epochs. {experiment.text}"
-        + (f" {missing} runs with further seeds are missing." if missing else ""),
+        + (f" Missing runs with further seeds: {missing}." if missing else ""),
         pictures,
         claims(comparison),
         [_table(comparison)],

@@ -362,7 +362,7 @@ class Synthetic(Experiment):
     def merged(self, stores: list[Store], settings: dict[str, Any]) -> dict[str, Any]:
         records = {}
         for name in (f"{self.name}-{problem}" for problem in PROBLEMS):
-            found = {other.folder: record for other in stores if (record := other.record(name)) is not None}
+            found = {other.folder: record for other in stores if (record := other.record(name, _checked)) is not None}
             if not found:
                 raise StoreError(f"{name} is in no folder")
             (first, records[name]), *others = found.items()
@@ -382,3 +382,8 @@ class Synthetic(Experiment):
 
         numbers = {**paper.to_json(), "shifted": shifted.to_json()}
         return section(paper, shifted, store.settings(self.name) or {}), numbers
+
+
+def _checked(record: dict[str, Any]) -> dict[str, Any]:
+    Results.from_record(record)
+    return record
