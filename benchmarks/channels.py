@@ -78,7 +78,7 @@ def row(label: str, run: Record) -> tuple[str, ...]:
 
 def draw(runs: dict[str, Record]) -> Figure:
     """Draw zero channels and test accuracy by epoch."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 3.9), layout="constrained")
     panels = figure.subplots(1, 2)
     for axes, field, title in zip(
         panels, ("zero_channels", "test_accuracy"), ("zero channels", "test accuracy"), strict=True
@@ -88,7 +88,7 @@ def draw(runs: dict[str, Record]) -> Figure:
         axes.set(title=title, xlabel="epoch", ylim=(-0.02, None))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(alpha=0.3)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
