@@ -35,7 +35,7 @@ SECONDS_TO_ANSWER = 60.0
 MINUTES = 24 * 60  # the time limit of a job if none is given
 HARMLESS_SIGNAL = "CONT@1"  # in place of the one with which submitit ends a job 90 seconds before its time is over
 FOLDER = "cluster"
-# Options of sbatch that submitit sets, or with which this process would not find the jobs or the jobs not the folder.
+# Options that submitit sets itself, or that would hide the jobs from this process or the folder from the jobs.
 OURS = {
     *("array", "chdir", "cluster", "clusters", "error", "open_mode", "output", "parsable", "signal", "test_only"),
     *("wait", "wrap"),
